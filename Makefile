@@ -255,8 +255,8 @@ format: $(CHECK) ## Format the code and fix what lint can fix
 	.venv-check/bin/ruff format .
 	.venv-check/bin/ruff check --fix .
 
-docs: $(BASE) ## Write docs/openapi.json and docs/reference from the code, and tables of figures from results
-	.venv/bin/python docs/generate.py
+docs: $(CHECK) ## Write docs/openapi.json, docs/reference and the synchronous client from the code, and tables of figures
+	.venv-check/bin/python docs/generate.py
 
 image: ## Build a container image: TARGET=service, service-gpu or indexer-gpu, IMAGE= BASE_IMAGE= BUILD_ARGS= (docker or podman)
 	BUILDAH_FORMAT=docker $(CONTAINERS) build --target '$(TARGET)' --tag '$(IMAGE)' \

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from care.options import AnswerabilityOptions, Location
 from care.search import load_with_encoder
 from core.encoders import Answerability, Encoder, Pair
 from core.types import Mode, Query
@@ -41,40 +41,21 @@ class Measured:
 
 
 def measure_answerability(
-    index: str,
-    pair: Pair,
-    queries: Path,
-    unanswerable: Sequence[Path],
-    *,
-    qrels: Path | None = None,
-    indexes: Path | None = None,
-    milvus_uri: str | None = None,
-    out: Path | None = None,
-    refused: float = 0.02,
+    index: str, pair: Pair, options: AnswerabilityOptions, where: Location
 ) -> Measured:
     """Measures which questions a pair says that an index does not answer.
 
-    Args:
-        index: Name of the index.
-        pair: The pair.
-        queries: JSONL with `_id` and `text`: questions that the index answers.
-        unanswerable: Files of questions that it does not answer.
-        qrels: Judgements of `queries`. With them these questions are also judged without their
-            relevant documents: a bound, as others that are not judged may answer them.
-        indexes: Folder of the indexes.
-        milvus_uri: Address of Milvus, if it has the vectors.
-        out: Calibrates first, and writes the pair with the result to this file. All `queries` and
-            every second question of each other file are fitted; the rest is measured.
-        refused: Share of `queries` that the calibration refuses.
+    With `options.out` the pair is calibrated first, and written with the result.
 
     Raises:
         CareError: If the index cannot be opened, a file is wrong, or there are too few questions.
     """
-    snapshot, encoder = load_with_encoder(index, pair, indexes, milvus_uri)
-    asked = read_queries(queries)
-    relevant = _rows_of_judged(snapshot, read_qrels(qrels)) if qrels else {}
+    out = options.out
+    snapshot, encoder = load_with_encoder(index, pair, where.indexes, where.milvus_uri)
+    asked = read_queries(options.queries)
+    relevant = _rows_of_judged(snapshot, read_qrels(options.qrels)) if options.qrels else {}
     judged = [id_ for id_ in asked if relevant.get(id_)]
-    others = {path.stem: list(read_queries(path).values()) for path in unanswerable}
+    others = {path.stem: list(read_queries(path).values()) for path in options.unanswerable}
     judges = {} if out else dict(pair.answerable)
     shares: list[Share] = []
     for mode in snapshot.modes if out else snapshot.answerable_thresholds:
@@ -87,7 +68,7 @@ def measure_answerability(
             sets[TAKEN_OUT] = list(_features(snapshot, encoder, mode, texts, without))
         if out:
             fitted = [each for name in others for each in sets[name][::2]]
-            judges[mode] = fit(answered, fitted, snapshot.manifest.count, refused)
+            judges[mode] = fit(answered, fitted, snapshot.manifest.count, options.refused)
             sets |= {name: sets[name][1::2] for name in others}
         shares += _shares(mode, judges[mode], answered, sets)
     if out:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import SecretStr
 
 from care.extras import require
-from care.options import setting
+from care.options import EvaluationOptions, setting
 from care.search import load_with_encoder, open_index
 from core.breaker import Breaker, UnavailableError
 from core.choices import DEFAULT_QUERY_CHARS
@@ -81,31 +81,8 @@ def evaluate(
     return score(judgements, run)
 
 
-def compare_modes(
-    name: str,
-    *,
-    queries: Path,
-    qrels: Path,
-    pair: str,
-    indexes: Path,
-    weights: Sequence[float] = (),
-    rerank_url: str | None = None,
-    rerank_model: str = "",
-    max_query_chars: int = DEFAULT_QUERY_CHARS,
-) -> "IndexEvaluation":
+def compare_modes(name: str, options: EvaluationOptions) -> "IndexEvaluation":
     """Scores each mode of an index, and BM25; what `care evaluate` prints.
-
-    Args:
-        name: Name of the index.
-        queries: JSONL file with `_id` and `text`.
-        qrels: TSV file with query-id, corpus-id and score; only its queries are searched.
-        pair: Trained or registered pair, or path of a pair's TOML file.
-        indexes: Folder of all indexes.
-        weights: Weights of full text to compare.
-        rerank_url: Server with /v1/rerank that ranks the hits again, in place of late interaction;
-            with `CARE_RERANK_KEY` and `CARE_RERANK_TRUNCATE_TOKENS`.
-        rerank_model: The server's name of its model.
-        max_query_chars: Most characters of a query.
 
     Raises:
         DataError: If a file is wrong, the judgements reference an unknown query, or a judged query
@@ -114,16 +91,17 @@ def compare_modes(
     """
     from evaluation.index_evaluation import evaluate_index
 
-    loaded = load_pair(pair)
-    with _rerank_server(rerank_url, rerank_model) as server:
+    loaded = load_pair(options.pair)
+    weights = [float(part) for part in (options.weights or "").split(",") if part]
+    with _rerank_server(options.rerank_url, options.rerank_model) as server:
         return evaluate_index(
-            lambda: load_with_encoder(name, loaded, indexes),
+            lambda: load_with_encoder(name, loaded, options.indexes),
             loaded.name,
-            queries,
-            qrels,
+            options.queries,
+            options.qrels,
             weights,
             server,
-            max_query_chars,
+            options.max_query_chars,
         )
 
 

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 from care.options import IndexOptions, vector_stores
 from core.choices import Backend, Dtype
-from core.cpus import available_cpus
 from core.encoders import Encoder, Pair, TokenVectorSpec
 from core.errors import CareError, CorpusError, PairError, ProviderError
+from core.machine import available_cpus
 from core.manifest import FULL_TEXT, TOKENS, Chunking, IndexManifest
 from core.scratch import temporary_folder
 from core.terms import TermList

@@ -1,9 +1,10 @@
-"""Options of builds and updates: one declaration for `care index`, `care.IndexOptions` and help."""
+"""Options of commands and of the functions behind them: one declaration for both, and for help."""
 
 import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
@@ -11,14 +12,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 import typer
 from typer import Option
 
-from core.choices import DEFAULT_BUILDS, DEFAULT_INDEXES, DEFAULT_PAIR, Backend, Dtype, StoreName
+from core.choices import (
+    DEFAULT_BUILDS,
+    DEFAULT_INDEXES,
+    DEFAULT_PAIR,
+    DEFAULT_QUERY_CHARS,
+    Backend,
+    Dtype,
+    StoreName,
+)
 
 if TYPE_CHECKING:
     from stores.registry import VectorStores
 
 _Value = TypeVar("_Value")
-# Panels of the help.
-_INDEX, _ENCODER, _RAY, _SERVER = "Index", "Encoder", "Ray", "Embedding server"
+# Options by panel of the help.
+_index, _encoder, _ray, _server = (
+    partial(Option, rich_help_panel=panel)
+    for panel in ("Index", "Encoder", "Ray", "Embedding server")
+)
 
 
 def setting(variable: str, kind: Callable[[str], _Value], default: _Value) -> _Value:
@@ -52,24 +64,48 @@ def not_negative(number: float | None) -> float | None:
     return number if number == 0 else positive(number)
 
 
-Indexes = Annotated[
-    Path, typer.Option(envvar="CARE_INDEXES", metavar="FOLDER", help="Folder of all indexes.")
-]
-Builds = Annotated[
-    Path,
-    typer.Option(envvar="CARE_BUILDS", metavar="FOLDER", help="Folder of resumable builds."),
-]
+def positive_numbers(text: str | None) -> str | None:
+    """Checks that an option is a list of finite numbers above 0."""
+    for part in text.split(",") if text else ():
+        try:
+            positive(float(part))
+        except ValueError:
+            raise typer.BadParameter(f"'{part}' is not a number above 0.") from None
+    return text
+
+
+def in_a_folder(path: Path | None) -> Path | None:
+    """Checks that the folder of a file exists, before a measurement whose result would be lost."""
+    if path and not path.parent.is_dir():
+        raise typer.BadParameter(f"the folder {path.parent} does not exist.")
+    return path
+
+
+def file(help: str, **more: Any) -> Any:
+    """Returns an option whose value is the path of a file."""
+    return Option(metavar="FILE", help=help, **more)
+
+
+def folder(help: str, **more: Any) -> Any:
+    """Returns an option whose value is the path of a folder."""
+    return Option(metavar="FOLDER", help=help, **more)
+
+
+Indexes = Annotated[Path, folder("Folder of all indexes.", envvar="CARE_INDEXES")]
+Builds = Annotated[Path, folder("Folder of resumable builds.", envvar="CARE_BUILDS")]
 PairName = Annotated[
     str,
-    typer.Option(
+    Option(
         envvar="CARE_PAIR",
         metavar="PAIR",
         help="Trained or registered pair, or path of a pair's .toml file.",
     ),
 ]
+Queries = Annotated[Path, file("JSONL with _id and text.")]
+Qrels = Annotated[Path, file("TSV with query-id, corpus-id and score.")]
 MilvusUri = Annotated[
     str | None,
-    typer.Option(
+    Option(
         envvar="CARE_MILVUS_URI",
         metavar="URI",
         help="Address of Milvus; its token is read from CARE_MILVUS_TOKEN.",
@@ -102,187 +138,213 @@ class IndexOptions:
     builds: Builds = _setting("CARE_BUILDS", Path, DEFAULT_BUILDS)  # noqa: RUF009
     factory: Annotated[
         str | None,
-        Option(
+        _index(
             metavar="FACTORY",
             help="Index type as a FAISS factory, such as Flat, HNSW32 or IVF1024,SQ8 (default: by "
             "the number of vectors).",
-            rich_help_panel=_INDEX,
         ),
     ] = None
-    store: Annotated[
-        StoreName | None,
-        Option(help="Store of the vectors (default: faiss).", rich_help_panel=_INDEX),
-    ] = None
+    store: Annotated[StoreName | None, _index(help="Store of the vectors (default: faiss).")] = None
     recall: Annotated[
         float | None,
-        Option(
+        _index(
             help="recall@10 that the index must reach (default: 0.99, with a warning below).",
             callback=fraction,
-            rich_help_panel=_INDEX,
         ),
     ] = None
     queries: Annotated[
         Path | None,
-        Option(
+        _index(
             metavar="FILE",
             help="JSONL of held-out queries with text, to measure recall (default: first sentences "
             "of documents).",
-            rich_help_panel=_INDEX,
         ),
     ] = None
     max_reject_rate: Annotated[
-        float,
-        Option(
-            help="Largest share of records that may be rejected.",
-            callback=fraction,
-            rich_help_panel=_INDEX,
-        ),
+        float, _index(help="Largest share of records that may be rejected.", callback=fraction)
     ] = 0.01
     chunk_tokens: Annotated[
         int | None,
-        Option(
+        _index(
             min=1,
             help="Split longer documents at sentence ends into chunks of at most this many tokens.",
-            rich_help_panel=_INDEX,
         ),
     ] = None
     chunk_overlap: Annotated[
-        int,
-        Option(min=0, help="Most tokens that consecutive chunks share.", rich_help_panel=_INDEX),
+        int, _index(min=0, help="Most tokens that consecutive chunks share.")
     ] = 0
     threads: Annotated[
         int | None,
-        Option(
-            min=1,
-            help="Threads of the encoder and of FAISS (default: all processors).",
-            rich_help_panel=_INDEX,
-        ),
+        _index(min=1, help="Threads of the encoder and of FAISS (default: all processors)."),
     ] = None
     memory_gib: Annotated[
         float,
-        Option(
+        _index(
             help="Memory limit for building inverted lists [GiB]; larger lists are built in parts.",
             callback=positive,
-            rich_help_panel=_INDEX,
         ),
     ] = 4.0
     backend: Annotated[
         Backend | None,
-        Option(
-            help="What runs the document encoder (default: auto, by the format of its weights).",
-            rich_help_panel=_ENCODER,
+        _encoder(
+            help="What runs the document encoder (default: auto, by the format of its weights)."
         ),
     ] = None
     dtype: Annotated[
         Dtype | None,
-        Option(
+        _encoder(
             help="Data type that a checkpoint or OpenVINO computes in (default: auto: bfloat16 on "
-            "GPUs, with OpenVINO the fastest one of the processor, else float32).",
-            rich_help_panel=_ENCODER,
+            "GPUs, with OpenVINO the fastest one of the processor, else float32)."
         ),
     ] = None
     batch_size: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Texts in a batch (default: vLLM 1024, others 32).",
-            rich_help_panel=_ENCODER,
-        ),
+        int | None, _encoder(min=1, help="Texts in a batch (default: vLLM 1024, others 32).")
     ] = None
-    shard_size: Annotated[
-        int, Option(min=1, help="Texts in a shard.", rich_help_panel=_ENCODER)
-    ] = 4096
-    replicas: Annotated[
-        int,
-        Option(min=1, help="Replicas of vLLM that share the texts.", rich_help_panel=_ENCODER),
-    ] = 1
+    shard_size: Annotated[int, _encoder(min=1, help="Texts in a shard.")] = 4096
+    replicas: Annotated[int, _encoder(min=1, help="Replicas of vLLM that share the texts.")] = 1
     tensor_parallel: Annotated[
-        int,
-        Option(min=1, help="GPUs that share the model of a replica.", rich_help_panel=_ENCODER),
+        int, _encoder(min=1, help="GPUs that share the model of a replica.")
     ] = 1
     executor: Annotated[
         Literal["local", "ray"],
-        Option(
-            help="Where document encoders run: this machine or a Ray cluster.",
-            rich_help_panel=_RAY,
-        ),
+        _ray(help="Where document encoders run: this machine or a Ray cluster."),
     ] = "local"
     ray_address: Annotated[
-        str,
-        Option(
-            metavar="ADDRESS",
-            help="Address of the Ray cluster: local, auto or host:port.",
-            rich_help_panel=_RAY,
-        ),
+        str, _ray(metavar="ADDRESS", help="Address of the Ray cluster: local, auto or host:port.")
     ] = "local"
-    ray_actors: Annotated[
-        int, Option(min=1, help="Number of encoders on the Ray cluster.", rich_help_panel=_RAY)
-    ] = 1
+    ray_actors: Annotated[int, _ray(min=1, help="Number of encoders on the Ray cluster.")] = 1
     base_url: Annotated[
         str | None,
-        Option(
+        _server(
             metavar="URL",
             help="Address of a server with /v1/embeddings; its key is read from OPENAI_API_KEY.",
-            rich_help_panel=_SERVER,
         ),
     ] = None
     model: Annotated[
         str | None,
-        Option(
-            metavar="NAME",
-            help="The server's name of the model (default: the pair's).",
-            rich_help_panel=_SERVER,
-        ),
+        _server(metavar="NAME", help="The server's name of the model (default: the pair's)."),
     ] = None
-    concurrency: Annotated[
-        int, Option(min=1, help="Requests sent to the server at once.", rich_help_panel=_SERVER)
-    ] = 8
+    concurrency: Annotated[int, _server(min=1, help="Requests sent to the server at once.")] = 8
     truncate: Annotated[
-        bool,
-        Option(
-            "--truncate",
-            help="Ask the server to truncate long texts (vLLM can).",
-            rich_help_panel=_SERVER,
-        ),
+        bool, _server("--truncate", help="Ask the server to truncate long texts (vLLM can).")
     ] = False
     full_text: Annotated[
         bool | None,
-        Option(
+        _index(
             "--full-text/--no-full-text",
             help="Index the full text too, for lexical and hybrid search (default: yes).",
             show_default=False,
-            rich_help_panel=_INDEX,
         ),
     ] = None
     terms: Annotated[
         Path | None,
-        Option(
+        _index(
             metavar="FILE",
             help="TSV of words that patients write and the clinical terms that they mean, for "
             "searches in full text; a file without rows removes the list.",
-            rich_help_panel=_INDEX,
         ),
     ] = None
     lexical_weight: Annotated[
         float | None,
-        Option(
+        _index(
             help="Weight of full text in a hybrid search, which becomes the default mode; 0 keeps "
             "dense the default (default: the pair's).",
             callback=not_negative,
-            rich_help_panel=_INDEX,
         ),
     ] = None
     token_vectors: Annotated[
         bool | None,
-        Option(
+        _index(
             "--token-vectors/--no-token-vectors",
             help="Store token vectors of the documents too, with which searches can rerank their "
             "hits, if the pair computes them (default: no).",
             show_default=False,
-            rich_help_panel=_INDEX,
         ),
     ] = None
     milvus_uri: MilvusUri = _setting("CARE_MILVUS_URI", str, None)  # noqa: RUF009
+
+
+@_documented
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """Where an index and its vectors lie; defaults as in `IndexOptions`."""
+
+    indexes: Indexes = _setting("CARE_INDEXES", Path, DEFAULT_INDEXES)  # noqa: RUF009
+    milvus_uri: MilvusUri = _setting("CARE_MILVUS_URI", str, None)  # noqa: RUF009
+
+
+@_documented
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationOptions:
+    """How the modes of an index are compared: the options of `care evaluate`."""
+
+    queries: Queries
+    qrels: Qrels
+    pair: PairName = _setting("CARE_PAIR", str, DEFAULT_PAIR)  # noqa: RUF009
+    indexes: Indexes = _setting("CARE_INDEXES", Path, DEFAULT_INDEXES)  # noqa: RUF009
+    weights: Annotated[
+        str | None,
+        Option(
+            metavar="LIST",
+            help="Also compare these weights of full text in a hybrid search: 0.05,0.1,0.2",
+            callback=positive_numbers,
+        ),
+    ] = None
+    rerank_url: Annotated[
+        str | None,
+        Option(
+            metavar="URL",
+            help="Server with /v1/rerank that ranks the hits again, in place of late interaction; "
+            "with CARE_RERANK_KEY and CARE_RERANK_TRUNCATE_TOKENS.",
+        ),
+    ] = None
+    rerank_model: Annotated[
+        str,
+        Option(metavar="NAME", help="The server's name of its model."),
+    ] = ""
+    output: Annotated[
+        Path | None,
+        file("Also write the result as JSON.", callback=in_a_folder),
+    ] = None
+    max_query_chars: Annotated[
+        int,
+        Option(
+            min=1,
+            envvar="CARE_MAX_QUERY_CHARS",
+            help="Most characters of a query; longer ones are an error.",
+        ),
+    ] = DEFAULT_QUERY_CHARS
+
+
+@_documented
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerabilityOptions:
+    """Which questions are judged, and how: options of `care answerable`.
+
+    All `queries` and every second question of each file of `unanswerable` are fitted by a
+    calibration; the rest is measured. Without their relevant documents, the questions of `qrels`
+    give a bound, as documents that are not judged may answer them.
+    """
+
+    queries: Annotated[Path, file("JSONL of questions that the index answers.")]
+    unanswerable: Annotated[
+        list[Path], file("JSONL of questions that it does not answer; may be repeated.")
+    ]
+    qrels: Annotated[
+        Path | None,
+        file("Judgements of the questions: they are also judged without their relevant documents."),
+    ] = None
+    out: Annotated[
+        Path | None,
+        file(
+            "Calibrate first, and write the pair with the result to this TOML file.",
+            callback=in_a_folder,
+        ),
+    ] = None
+    refused: Annotated[
+        float,
+        Option(min=0, max=0.5, help="Share of the answered questions that a calibration refuses."),
+    ] = 0.02
 
 
 def vector_stores(milvus_uri: str | None) -> "VectorStores":

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from care.options import setting, vector_stores
-from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
+from care.options import Location, setting, vector_stores
+from core.choices import DEFAULT_PAIR
 from core.encoders import Encoder, Pair
 from core.errors import CareError, QueryError
 from core.types import Document, Filter, Hit, Mode, Query
@@ -74,9 +74,9 @@ def load_with_encoder(
     threads: int = 1,
 ) -> tuple[Snapshot, Encoder]:
     """Loads the active version of an index and the query encoder of a pair, as `open_index`."""
-    root = Path(indexes) if indexes else setting("CARE_INDEXES", Path, DEFAULT_INDEXES)
-    index = IndexFolder(root, name)
-    stores = vector_stores(milvus_uri or setting("CARE_MILVUS_URI", str, None))
+    default = Location()
+    index = IndexFolder(Path(indexes or default.indexes), name)
+    stores = vector_stores(milvus_uri or default.milvus_uri)
     manifest = with_version(index.active, lambda version: read_manifest(index.version(version)))
     # Before the encoder is loaded, which may download it.
     check_space(manifest, pair.query)

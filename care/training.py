@@ -55,9 +55,5 @@ def train_seeds(
     from training.run import run, silence_transformers_logging
 
     silence_transformers_logging()
-    reported = report if report and processes().is_main_process else _ignore
-    return [run(loaded, Path(out), seed, reported) for seed in loaded.seeds]
-
-
-def _ignore(_: str) -> None:
-    """Takes the place of `report` where progress is not shown."""
+    shown = report if report and processes().is_main_process else lambda line: None
+    return [run(loaded, Path(out), seed, shown) for seed in loaded.seeds]

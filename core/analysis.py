@@ -43,7 +43,6 @@ def terms(text: str, *, characters: bool = True, names: bool = True) -> list[str
     terms in common with it than the others.
 
     Args:
-        text: The text.
         characters: Whether Chinese characters that are also part of a bigram are terms.
         names: Whether all spellings of a name have a term in common; False for indexes of older
             releases.

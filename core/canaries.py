@@ -32,13 +32,10 @@ def canary_candidates(count: int) -> list[int]:
 
 
 def choose_canaries(lengths: Sequence[int]) -> list[int]:
-    """Chooses up to 16 canaries by the text lengths of the candidates, in any unit.
+    """Returns the ascending positions in `lengths` of up to 16 candidates that become canaries.
 
     The service encodes all canaries when it starts, so the shortest of about 16 neighbouring
-    candidates is chosen.
-
-    Returns:
-        Positions in `lengths`, ascending.
+    candidates is chosen, by the lengths of their texts in any unit.
     """
     starts = [*_evenly_spaced(len(lengths), MAX_CANARIES), len(lengths)]
     return [min(range(a, b), key=lengths.__getitem__) for a, b in pairwise(starts)]

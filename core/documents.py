@@ -45,7 +45,6 @@ class DocumentWriter:
         self._rows: list[dict[str, Any]] = []
 
     def write(self, document: Document) -> None:
-        """Appends one document."""
         row = {name: getattr(document, name) for name in self._schema.names}
         row["metadata"] = json.dumps(document.metadata, ensure_ascii=False, separators=(",", ":"))
         self._rows.append(row)
@@ -122,7 +121,6 @@ class DocumentReader:
                 yield batch.document(at)
 
     def id(self, row: int) -> str:
-        """Returns the id of the document in `row`."""
         batch, at = self._locate(row)
         return batch.ids[at]
 
@@ -145,17 +143,14 @@ class DocumentReader:
         return range(first, first + self._table["chunks"][first].as_py())
 
     def json(self, row: int) -> JsonDocument:
-        """Returns the fields of the document in `row` as JSON."""
         batch, at = self._locate(row)
         return batch.json(at)
 
     def text(self, row: int) -> str:
-        """Returns the text of the document in `row`."""
         batch, at = self._locate(row)
         return batch.texts[at]
 
     def metadata(self, row: int) -> dict[str, Any]:
-        """Returns the metadata of the document in `row`."""
         batch, at = self._locate(row)
         return batch.metadata(at)
 

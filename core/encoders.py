@@ -46,19 +46,20 @@ _SHA256 = r"^([0-9a-f]{64})?$"
 class EncoderSpec(FrozenModel):
     """Specification of one encoder of a pair; the only place where these values are defined.
 
+    Paths are relative to the pair's TOML file.
+
     Attributes:
-        model: Name of the model.
         revision: Revision of the model. A checkpoint of format `transformers` has no checksum:
             model and revision identify it, so other weights need another revision.
         format: `onnx`, a weights file and a tokenizer file; or `transformers`, a checkpoint
             folder.
-        weights: Path of the weights, relative to the pair's TOML file: a file, or for
-            `transformers` a folder; "" downloads `model` at `revision` from the Hugging Face Hub.
+        weights: A file, or for `transformers` a folder; "" downloads `model` at `revision` from
+            the Hugging Face Hub.
         weights_sha256: Checksum of the weights file; `onnx` only.
-        tokenizer: Path of `tokenizer.json`, relative to the pair's TOML file; `onnx` only.
+        tokenizer: Path of `tokenizer.json`; `onnx` only.
         tokenizer_sha256: Checksum of the tokenizer file; `onnx` only.
-        adapter: LoRA adapter of a `transformers` checkpoint: a folder relative to the pair's TOML
-            file, or a model on the Hugging Face Hub; "" for none.
+        adapter: LoRA adapter of a `transformers` checkpoint: a folder, or a model on the Hugging
+            Face Hub; "" for none.
         config: Entries that override those of a `transformers` checkpoint's config.json.
         role: Whether the encoder encodes queries or documents.
         dimension: Dimensions of the vectors after truncation.
@@ -107,8 +108,7 @@ class Answerability(FrozenModel):
         vectors: Number of vectors of the index that it was fitted on. Scores of much smaller and
             much larger indexes cannot be compared with its threshold.
         threshold: Below this score, nothing in the index seems to answer.
-        intercept: Intercept of the logistic regression.
-        weights: Weight of each feature.
+        intercept: Intercept of the logistic regression over the features of `weights`.
     """
 
     vectors: int = Field(gt=0)
@@ -118,29 +118,19 @@ class Answerability(FrozenModel):
 
 
 class TokenVectorSpec(FrozenModel):
-    """Token vectors of documents, for late interaction (models/late_interaction.py).
+    """Token vectors of documents, for late interaction (models/late_interaction.py)."""
 
-    Attributes:
-        space: Name of the space of the token vectors, which both encoders of a pair share.
-        dimension: Dimensions of a token vector.
-        pooling: Tokens of a document per stored vector.
-        codec: How a vector is stored.
-    """
-
+    # Name of the space of the token vectors, which both encoders of a pair share.
     space: str = Field(min_length=1)
-    dimension: int = Field(gt=0, multiple_of=8)
-    pooling: int = Field(gt=0)
+    dimension: int = Field(gt=0, multiple_of=8)  # dimensions of a token vector
+    pooling: int = Field(gt=0)  # tokens of a document per stored vector
     codec: Codec
 
 
 class LateInteraction(TokenVectorSpec):
-    """Token vectors of a pair, and how a search reranks its hits with them.
+    """Token vectors of a pair, and how a search reranks its hits with them."""
 
-    Attributes:
-        weight: Weight of MaxSim, which is added to the score of the search.
-    """
-
-    weight: float = Field(gt=0)
+    weight: float = Field(gt=0)  # of MaxSim, which is added to the score of the search
 
     @property
     def stored(self) -> TokenVectorSpec:
@@ -182,7 +172,6 @@ class Pair(FrozenModel):
 
     @property
     def embedding_space(self) -> str:
-        """Name of the embedding space that both encoders share."""
         return self.query.embedding_space
 
 
@@ -190,9 +179,7 @@ class Encoder(Protocol):
     """An encoder of a pair, for queries or documents."""
 
     @property
-    def spec(self) -> EncoderSpec:
-        """Specification of this encoder."""
-        ...
+    def spec(self) -> EncoderSpec: ...
 
     def encode(self, texts: Sequence[str]) -> Encoding:
         """Encodes n texts as one batch; the encoder prepends the prompt."""

@@ -22,16 +22,9 @@ _TEMPORARY = f".*.{'[0-9a-f]' * 2 * _TOKEN_BYTES}.tmp"
 
 
 def open_regular(path: Path, *, links: bool = True) -> BufferedReader:
-    """Opens a regular file for reading.
+    """Opens a regular file, or a symbolic link to one if `links`, for reading.
 
-    A FIFO or a device, for which a reader could wait for ever, is an error.
-
-    Args:
-        path: The file.
-        links: Whether it can be a symbolic link to one.
-
-    Raises:
-        OSError: If it cannot be read, or is not a regular file.
+    A FIFO or a device, for which a reader could wait for ever, raises OSError.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
     descriptor = os.open(path, flags)
@@ -42,10 +35,10 @@ def open_regular(path: Path, *, links: bool = True) -> BufferedReader:
 
 
 def read_small(path: Path, limit: int = SMALL_BYTES, *, links: bool = True) -> bytes:
-    """Returns the content of a regular file of at most `limit` bytes; see `open_regular`.
+    """Returns the content of a regular file; see `open_regular`.
 
     Raises:
-        OSError: If it cannot be read, is not a regular file, or is larger (`errno.EFBIG`).
+        OSError: If it cannot be read, or is larger than `limit` bytes (`errno.EFBIG`).
     """
     with open_regular(path, links=links) as file:
         content = file.read(limit + 1)

@@ -25,23 +25,14 @@ _Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Labels of which a row must have at least one or, if `excluded`, none.
-
-    Attributes:
-        labels: int64 [n], ascending.
-    """
+    """Labels, int64 [n] and ascending, of which a row must have one or, if `excluded`, none."""
 
     labels: RowArray
     excluded: bool = False
 
 
 class MatchingRows:
-    """Finds the rows that meet requirements; thread-safe.
-
-    Args:
-        table: The rows of each label.
-        count: Number of rows of the index.
-    """
+    """Finds those of the `count` rows of an index that meet requirements; thread-safe."""
 
     def __init__(self, table: FilterTable, count: int) -> None:
         self._table = table

@@ -182,12 +182,8 @@ class FilterReader:
     """Finds the rows that match a filter; thread-safe.
 
     Args:
-        path: The file.
         fields: Number of distinct values of each field.
         count: Number of rows of the index.
-
-    Attributes:
-        fields: Number of distinct values of each field.
 
     Raises:
         IndexVersionError: If the file is missing, truncated or of another schema.
@@ -235,13 +231,10 @@ class FilterReader:
             raise QueryError(place, message, code="unknown_filter_field")
 
     def rows(self, conditions: Conjunction, check: Check = no_check) -> RowArray:
-        """Returns the rows that meet conditions, int64 [n], ascending.
+        """Returns the rows that meet conditions of fields that the index has, int64 [n], ascending.
 
         The rows of recent conditions are kept, so that the queries of a batch share them.
-
-        Args:
-            conditions: Conditions of fields that the index has.
-            check: Called about once per millisecond; stops the search by an exception.
+        `check` is called about once per millisecond, and stops the search by an exception.
         """
         key = hashlib.blake2b(json.dumps(conditions.as_json()).encode(), digest_size=16).digest()
         rows = self._recent.get(key)
@@ -322,12 +315,7 @@ class _RecentRows:
 
 
 class Selection:
-    """Which rows a search may find: those that meet conditions, or given ones.
-
-    Args:
-        filters: The filter values of the rows.
-        conditions: The conditions.
-    """
+    """Which rows a search may find: those that meet conditions, or given ones."""
 
     def __init__(self, filters: FilterReader, conditions: Conjunction) -> None:
         self._filters: FilterReader | None = filters
@@ -344,8 +332,7 @@ class Selection:
     def rows(self, check: Check = no_check) -> RowArray:
         """Returns the rows, int64 [n], ascending; computed when they are first needed.
 
-        Args:
-            check: Called about once per millisecond; stops the search by an exception.
+        `check` is as in `FilterReader.rows`.
         """
         if self._rows is None and self._filters:
             self._rows = self._filters.rows(self._conditions, check)

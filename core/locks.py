@@ -21,19 +21,12 @@ _PAUSE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """The process that holds a lock, as written in the lock file.
-
-    Attributes:
-        pid: Its process id.
-        host: Its host; the name of its container, if it runs in one.
-        command: What it does.
-        since: When it took the lock, in UTC and ISO 8601.
-    """
+    """The process that holds a lock, as written in the lock file."""
 
     pid: int
-    host: str
-    command: str
-    since: str
+    host: str  # the name of the container, if the process runs in one
+    command: str  # what the process does, as it was given to `exclusive`
+    since: str  # when it took the lock, in UTC and ISO 8601
 
 
 @contextmanager
@@ -44,9 +37,8 @@ def exclusive(folder: Path, command: str, name: str = LOCK, *, wait: float = 0.0
     on other hosts see the lock if the file system supports it, as NFSv4 does.
 
     Args:
-        folder: The folder.
         command: What the block does, shown to processes that cannot take the lock.
-        name: Name of the lock file in the folder; a folder can have several locks.
+        name: Name of the lock file; a folder can have several locks.
         wait: Maximum time to wait for another process [s].
 
     Raises:

@@ -36,16 +36,11 @@ class FileRecord(FrozenModel):
 
 
 class UpdateRecord(FrozenModel):
-    """Result of an update, in numbers of documents.
-
-    Attributes:
-        base: The version that was updated.
-        replaced: Documents whose text, title or metadata changed under the same id.
-    """
+    """Result of an update of the version `base`, in numbers of documents."""
 
     base: Name
     added: int = Field(ge=0)
-    replaced: int = Field(ge=0)
+    replaced: int = Field(ge=0)  # documents whose text, title or metadata changed under the same id
     deleted: int = Field(ge=0)
     unchanged: int = Field(ge=0)
 
@@ -66,31 +61,18 @@ class Chunking(FrozenModel):
 
 
 class CorpusRecord(FrozenModel):
-    """The corpus of an index version.
+    """The corpus of an index version."""
 
-    Attributes:
-        checksum: SHA-256 of the corpus files or, after an update, of the resulting documents.
-        files: Names of the corpus files; after an update also those of the added files.
-        documents: Number of documents in the index.
-        unique_texts: Number of distinct texts.
-        rejected: Number of records that are not in the index.
-        truncated: Number of encoded texts that exceeded the encoder's maximum length.
-        tokens: Number of encoded tokens; texts with reused vectors are not counted.
-        reused_texts: Number of texts whose vectors were copied from the base version.
-        update: Changes of the update, or None if the version was built from files.
-        chunks: Number of chunks of all documents, or None without chunking.
-    """
-
-    checksum: str
-    files: list[str]
+    checksum: str  # SHA-256 of the corpus files or, after an update, of the resulting documents
+    files: list[str]  # names of the corpus files; after an update also those of the added files
     documents: int = Field(ge=0)
-    unique_texts: int = Field(ge=0)
-    rejected: int = Field(ge=0)
-    truncated: int = Field(ge=0)
-    tokens: int = Field(ge=0)
-    reused_texts: int = Field(0, ge=0)
-    update: UpdateRecord | None = None
-    chunks: int | None = Field(None, gt=0)
+    unique_texts: int = Field(ge=0)  # distinct texts
+    rejected: int = Field(ge=0)  # records that are not in the index
+    truncated: int = Field(ge=0)  # encoded texts that exceeded the encoder's maximum length
+    tokens: int = Field(ge=0)  # encoded tokens; texts with reused vectors are not counted
+    reused_texts: int = Field(0, ge=0)  # texts whose vectors were copied from the base version
+    update: UpdateRecord | None = None  # None if the version was built from files
+    chunks: int | None = Field(None, gt=0)  # of all documents; None without chunking
 
 
 class RecallReport(FrozenModel):
@@ -124,17 +106,13 @@ class Component(BaseModel):
 
     Readers ignore components that they do not know, so older programs can serve versions with
     new components.
-
-    Attributes:
-        format: Version of the component's file format.
-        files: Size and checksum of its files, by name.
-        settings: Settings that it was built with.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    format: int
+    format: int  # version of the component's file format
     files: dict[str, FileRecord] = Field(default_factory=dict)
+    # Settings that the component was built with.
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -142,9 +120,6 @@ class IndexManifest(FrozenModel):
     """Manifest of one immutable index version; `manifest.json` is the last file written.
 
     Attributes:
-        schema_version: Version of this schema.
-        name: Name of the index.
-        version: Id of the version.
         parent: The version that was active when this one was published, or None.
         number: Place in the order of publication, larger than those of all versions that existed
             at that time and were not deleted; None in manifests of older releases.
@@ -152,8 +127,6 @@ class IndexManifest(FrozenModel):
         backend: Backend of the document encoder: onnx, openvino, transformers, vllm or openai.
         dtype: Requested dtype of the document encoder; `auto` is bfloat16 on GPUs and float32 on
             processors, and in ONNX Runtime the dtype of the graph. For OpenVINO it is never `auto`.
-        metric: Similarity of two vectors.
-        store: Where the vectors are stored.
         factory: Index type, as a FAISS factory string.
         search_parameters: Search parameters that were chosen by measured recall.
         count: Number of rows: documents or, with `chunking`, chunks.
@@ -163,10 +136,8 @@ class IndexManifest(FrozenModel):
         thresholds: Minimum scores of relevant hits, by retrieval method; may be empty.
         fusion: How a hybrid search fuses its channels (search/fusion.py). If it is not empty and
             the version has full text, hybrid is the default mode of a search.
-        corpus: The documents that were indexed.
         recall: How the search parameters were chosen.
         canaries: Texts whose vectors a query encoder must retrieve.
-        created_at: Time of the build.
         build_seconds: Duration of the build [s].
         libraries: Versions of the libraries that were loaded.
         chunking: How documents were split, or None.

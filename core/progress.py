@@ -54,11 +54,8 @@ def progress_bar(
     Without a terminal there is a line each 30 s in its place.
 
     Args:
-        label: What is done.
         values: Values to count while they are iterated.
         unit: Plural of what is counted.
-        show: Whether there is a bar.
-        total: How many there are, if that is known.
         initial: How many are done already.
         delay: Time before the bar appears [s].
         leave: Whether the bar stays on the terminal at the end.

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from core.cpus import available_cpus, cpu_flags
+from core.machine import available_cpus, cpu_flags
 
 _INSTRUCTIONS = {"asimd", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"}
 
@@ -42,8 +42,7 @@ _LIBRARIES = {
 def library_versions(*others: str) -> dict[str, str]:
     """Returns the versions of all loaded libraries, by distribution name.
 
-    Args:
-        others: Modules that another process has loaded and that are included too.
+    `others` are modules that another process has loaded and that are included too.
     """
     versions = {}
     for module, name in _LIBRARIES.items():
@@ -56,10 +55,7 @@ def library_versions(*others: str) -> dict[str, str]:
 
 
 def environment(*others: str) -> dict[str, object]:
-    """Returns the versions of Python and of libraries, and the machine architecture.
-
-    For `others` see `library_versions`.
-    """
+    """Returns the versions of Python and libraries (`library_versions`), and the architecture."""
     return {
         "python": platform.python_version(),
         "machine": platform.machine(),

@@ -100,11 +100,7 @@ def read_text(path: Path) -> str:
 
 
 def read_small_text(path: Path) -> str:
-    """Returns the content of a small UTF-8 file, as `read_text`; see `core.files.read_small`.
-
-    Raises:
-        DataError: If the file cannot be read or is not UTF-8.
-    """
+    """Returns the content of a small UTF-8 file, as `read_text`; see `core.files.read_small`."""
     try:
         return read_small(path).decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -165,14 +161,12 @@ def record_id(path: Path, number: int, record: Mapping[str, Any], name: str = "_
 
 
 def record_error(path: Path, number: int, reason: str, *, code: str = "bad_record") -> DataError:
-    """Returns an error of a line."""
     return DataError(f"{path} line {number} {reason}", code=code, path=path, line=number)
 
 
 def field_error(
     path: Path, number: int, name: str, reason: str, *, code: str = "bad_field"
 ) -> DataError:
-    """Returns an error of a field of a record."""
     message = f"{path} line {number}: {name} {reason}"
     return DataError(message, code=code, path=path, line=number, field=name)
 
@@ -192,7 +186,6 @@ def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> DataError:
 
 
 def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Writes one record per line."""
     with atomic(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")

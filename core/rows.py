@@ -30,15 +30,10 @@ def mapped(path: Path, dtype: DTypeLike) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of different lengths.
+    """Rows of different lengths."""
 
-    Attributes:
-        values: [values], the values of all rows.
-        offsets: int64 [n + 1]; row i is `values[offsets[i]:offsets[i + 1]]`.
-    """
-
-    values: NDArray[Any]
-    offsets: RowArray
+    values: NDArray[Any]  # of all rows, one after another
+    offsets: RowArray  # int64 [n + 1]; row i is values[offsets[i]:offsets[i + 1]]
 
     @classmethod
     def open(cls, folder: Path, name: str, dtype: DTypeLike) -> Self:
@@ -90,7 +85,6 @@ class RowsWriter:
         return len(self._lengths)
 
     def append(self, row: bytes) -> None:
-        """Appends a row of bytes."""
         self._values.write(row)
         self._lengths.append(len(row))
 

@@ -62,16 +62,10 @@ def allocate(folder: Path, dtype: DTypeLike, count: int) -> NDArray[Any]:
 
 @contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Yields an empty temporary folder, which is removed when the block ends.
+    """Yields an empty temporary folder, in `parent` or that of the system (`TMPDIR`).
 
-    The folder is locked in the meantime. Folders that killed processes left in `parent`, whose
-    locks the kernel has released, are removed first.
-
-    Args:
-        parent: Folder to make it in; by default that of the system (`TMPDIR`).
-
-    Raises:
-        OSError: If it cannot be made, for example on a full disk.
+    It is removed when the block ends, and locked in the meantime. Folders that killed processes
+    left in the same place, whose locks the kernel has released, are removed first.
     """
     try:
         parent = parent or Path(gettempdir())

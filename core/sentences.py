@@ -43,10 +43,6 @@ def sentences(text: str, max_chars: int = MAX_CHARS) -> list[Span]:
     Full stops of abbreviations and list numbers do not end it. A sentence of more than `max_chars`
     characters is cut after commas, or anywhere if it has none. All letters and digits of the text
     are in a sentence.
-
-    Args:
-        text: The text.
-        max_chars: Maximum length of a sentence [characters].
     """
     spans: list[Span] = []
     start = len(text) - len(text.lstrip())

@@ -66,8 +66,6 @@ def start_service(
     pairs.
 
     Args:
-        indexes: Folder of the indexes.
-        index: Name of the index.
         settings: Settings without the prefix `CARE_`, for example `{"PAIR": "care-mini"}`.
         environment: Variables of the process; by default those of the caller.
         launcher: Arguments of Python that run the service.
@@ -113,11 +111,9 @@ def running_server(
     """Starts any HTTP server, which the `with` block stops at its end.
 
     Args:
-        command: Command line of the server.
         url: Address of the server, on this machine.
         ready: Path that returns status 200 once the server is ready.
-        environment: All variables of the process.
-        folder: Working directory of the process.
+        environment: All variables of the process; none is inherited.
 
     Raises:
         CareError: If the server exits or is not ready in time.

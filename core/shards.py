@@ -32,26 +32,15 @@ _LOADED_SHARDS = 4
 
 
 class ShardRecord(BaseModel):
-    """Entry of the journal for a complete shard.
-
-    Attributes:
-        shard: Number of the shard, from 0.
-        rows: Number of rows.
-        tokens: Number of encoded tokens; rows with reused vectors are not counted.
-        truncated: Number of encoded texts that exceeded the encoder's maximum length.
-        reused: Number of rows with reused vectors.
-        failed: Reason for each row that cannot be encoded; its vector is zero.
-        vectors_sha256: Checksum of the `.npy` file.
-        ids_sha256: Checksum of the `.ids` file.
-        tokens_sha256: Checksum of the `.npz` file, None without token vectors.
-    """
+    """Entry of the journal for a complete shard; shards count from 0."""
 
     shard: int
     rows: int
-    tokens: int
-    truncated: int
+    tokens: int  # encoded tokens; rows with reused vectors are not counted
+    truncated: int  # encoded texts that exceeded the encoder's maximum length
     reused: int = 0
-    failed: dict[int, str] = {}
+    failed: dict[int, str] = {}  # reason for each row that cannot be encoded; its vector is zero
+    # Checksums of the files .npy, .ids and .npz; the last is None without token vectors.
     vectors_sha256: str
     ids_sha256: str
     tokens_sha256: str | None = None
@@ -68,17 +57,14 @@ class ShardRecord(BaseModel):
 
 
 def vectors_path(folder: Path, shard: int) -> Path:
-    """Returns the path of a shard's vectors."""
     return folder / f"shard-{shard:05d}.npy"
 
 
 def ids_path(folder: Path, shard: int) -> Path:
-    """Returns the path of a shard's ids."""
     return folder / f"shard-{shard:05d}.ids"
 
 
 def tokens_path(folder: Path, shard: int) -> Path:
-    """Returns the path of a shard's token vectors."""
     return folder / f"shard-{shard:05d}.npz"
 
 
@@ -197,13 +183,10 @@ def _is_complete(folder: Path, record: ShardRecord) -> bool:
 
 
 def link_shards(source: Path, folder: Path) -> int:
-    """Adds the complete shards of the build folder `source` as hard links.
+    """Adds the complete shards of the build folder `source` as hard links; returns their number.
 
     Shards are never modified, so both folders can be used and deleted independently. If `source`
     is deleted meanwhile, the shards up to then are added.
-
-    Returns:
-        The number of shards.
     """
     linked = 0
     with suppress(FileNotFoundError):
@@ -222,7 +205,6 @@ class ShardedVectors:
     At most 64 shards are open at a time, those that were used last.
 
     Args:
-        folder: The build folder.
         shard_size: Number of rows of all shards but the last.
         vector_of: int64 [documents], number of each document's unique text.
     """
@@ -259,13 +241,7 @@ class ShardedVectors:
 
 
 class ShardedTokens:
-    """The token vectors of all documents, read from shards on demand.
-
-    Args:
-        folder: The build folder, whose shards have token vectors.
-        shard_size: Number of rows of all shards but the last.
-        vector_of: int64 [documents], number of each document's unique text.
-    """
+    """The token vectors of all documents, read from shards as `ShardedVectors` are."""
 
     def __init__(self, folder: Path, shard_size: int, vector_of: RowArray) -> None:
         self._shard_size = shard_size

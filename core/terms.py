@@ -28,12 +28,9 @@ _COMMA = re.compile("[,，]")
 
 @dataclass(frozen=True)
 class TermList:
-    """Words of patients and the clinical terms that they mean.
+    """Words of patients and the clinical terms that they mean."""
 
-    Attributes:
-        terms: Terms by word; words are normalised and case-folded, terms are normalised.
-    """
-
+    # Terms by word; words are normalised and case-folded, terms are normalised.
     terms: Mapping[str, tuple[str, ...]]
 
     @classmethod
@@ -64,11 +61,7 @@ class TermList:
 
         A word stays if at most `ratio` times as many of the texts contain it as contain one of its
         terms. Without this rule the list costs BM25 nDCG@10 on questions whose words the documents
-        share. Words that are their own term stay.
-
-        Args:
-            texts: Texts of documents, or of a sample.
-            ratio: Largest number of texts with the word for one text with the term.
+        share. Words that are their own term stay. The texts can be a sample.
         """
         meant = {term for terms in self.terms.values() for term in terms}
         counts = _document_counts({*self.terms, *map(_fold, meant)}, texts)
@@ -128,7 +121,6 @@ def _lengths(words: Iterable[str]) -> dict[str, list[int]]:
 
 
 def _document_counts(words: Collection[str], texts: Iterable[str]) -> Counter[str]:
-    """Returns the number of texts that contain each word."""
     lengths = _lengths(words)
     counts: Counter[str] = Counter()
     for text in map(_fold, texts):

@@ -36,7 +36,6 @@ def document_text(title: str, text: str) -> str:
 
 
 def with_prompt(prompt: str, text: str) -> str:
-    """Returns the encoder's prompt followed by `text`."""
     return prompt + text
 
 

@@ -48,12 +48,9 @@ class Conjunction:
 
     A field may have several conditions: those of a user's filter and others that bound the rows.
     It is true if it has a condition.
-
-    Attributes:
-        conditions: Pairs of a field and a condition.
     """
 
-    conditions: tuple[tuple[str, Condition], ...] = ()
+    conditions: tuple[tuple[str, Condition], ...] = ()  # pairs of a field and a condition
 
     @classmethod
     def of(cls, conditions: Iterable[tuple[str, Condition]]) -> Self:
@@ -88,8 +85,7 @@ class Document:
         id: Id, unique in an index.
         metadata: JSON object; its strings, numbers and booleans can be used in filters.
         parent: In an index of chunks, the id of the chunk's document; otherwise None.
-        chunk: Number of the chunk, from 0.
-        chunks: Number of chunks of the document.
+        chunk: Number of the chunk, from 0, of `chunks` in the document.
     """
 
     id: str
@@ -118,7 +114,6 @@ class Query:
 
     Attributes:
         text: Query text as the user typed it.
-        top_k: Maximum number of hits.
         filter: Conditions by metadata field, as the user has written them; all fields must match.
         min_score: Lowest score of a hit (less 1e-6, which scores may vary by), or None.
         collapse: Whether to return only the best chunk of each document.

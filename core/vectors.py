@@ -14,7 +14,6 @@ def truncate_normalize(vectors: FloatArray, dimension: int) -> FloatArray:
 
     Args:
         vectors: float32 [n, m] with m ≥ dimension.
-        dimension: Dimensions of the result.
 
     Returns:
         float32 [n, dimension], C-contiguous.

@@ -55,11 +55,7 @@ _NAME = re.compile(NAME)
 
 @dataclass(frozen=True, slots=True)
 class IndexFolder:
-    """The folder of an index: its versions, and which of them is active.
-
-    Attributes:
-        root: Folder of all indexes.
-        name: Name of the index.
+    """The folder `root/name` of an index: its versions, and which of them is active.
 
     Raises:
         IndexVersionError: If the name has characters that are not safe in paths and shells.
@@ -78,19 +74,13 @@ class IndexFolder:
 
     @property
     def path(self) -> Path:
-        """The folder."""
         return self.root / self.name
 
     def version(self, version: str) -> Path:
-        """Returns the folder of a version."""
         return self.path / version
 
     def active(self) -> str:
-        """Returns the id of the active version.
-
-        Raises:
-            IndexVersionError: If the index has no active version.
-        """
+        """Returns the id of the active version; IndexVersionError if there is none."""
         path = self.path / _CURRENT
         try:
             version = read_small(path, _LINE_BYTES).decode(errors="replace").strip()
@@ -114,11 +104,7 @@ class IndexFolder:
         return list(self.numbers())
 
     def manifests(self) -> list[IndexManifest]:
-        """Returns the manifests of all complete versions, in the order of their publication.
-
-        Raises:
-            IndexVersionError: If a manifest is invalid or of another schema.
-        """
+        """Returns the manifests of all complete versions, in the order of their publication."""
         manifests = []
         for version in self.versions():
             try:
@@ -160,11 +146,7 @@ class IndexFolder:
             raise IndexVersionError(message, code="unknown_version", version=version)
 
     def set_active(self, version: str) -> None:
-        """Activates a version, atomically.
-
-        Raises:
-            IndexVersionError: If the version does not exist.
-        """
+        """Activates a version, atomically; see `activating`."""
         with self.activating(version):
             pass
 
@@ -201,14 +183,8 @@ def with_version(active: Callable[[], str], use: Callable[[str], _T]) -> _T:
     """Returns what `use` returns for the id of the active version.
 
     If `use` fails and another version is active by then, it is called again: the first version may
-    have been deleted in the meantime. Programs that only read need no lock for this reason.
-
-    Args:
-        active: Returns the id of the active version.
-        use: Opens or reads the version of an id.
-
-    Raises:
-        CareError, OSError: The error of `use`, if the active version has not changed.
+    have been deleted in the meantime. Programs that only read need no lock for this reason. If the
+    same version is still active, the error of `use` is raised.
     """
     version = active()
     while True:
@@ -310,12 +286,7 @@ def _check_place(folder: Path, manifest: IndexManifest) -> None:
 
 
 def _read(folder: Path, name: str) -> bytes:
-    """Returns a small file of a version.
-
-    Raises:
-        IndexVersionError: If the file or the folder is a link.
-        OSError: If it cannot be read, or is not a regular file.
-    """
+    """Returns a small file of a version; IndexVersionError if the file or folder is a link."""
     for path in (folder, folder / name):
         if path.is_symlink():
             raise _linked(path)

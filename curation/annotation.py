@@ -16,10 +16,8 @@ def annotate(config: AnnotationConfig) -> dict[str, Any]:
 
     Positives are graded S or A, or classified as positive. A text that several documents share is
     written once, as a positive if one of the documents is positive, because training needs disjoint
-    lists. Queries without a positive or without a negative are omitted and counted.
-
-    Returns:
-        The statistics, as written to statistics.json.
+    lists. Queries without a positive or without a negative are omitted and counted. Returns the
+    statistics, as written to statistics.json.
     """
     documents, queries = read_documents(config.corpus), read_queries(config.queries)
     cleaned: dict[str, Any] = {}

@@ -27,11 +27,9 @@ def audit(config: AuditConfig) -> dict[str, Any]:
     """Judges the first candidates and all positives of each query of a benchmark.
 
     Writes a row per query to audit.csv and audit.jsonl, the texts of false negatives, and
-    statistics. Those hold for each list its mean size per query, over all judged pairs (`means`)
-    and over the pools alone (`means_of_pools`), as the paper counts in its Table 13.
-
-    Returns:
-        The statistics, as written to statistics.json.
+    statistics, which are returned. Those hold for each list its mean size per query, over all
+    judged pairs (`means`) and over the pools alone (`means_of_pools`), as the paper counts in its
+    Table 13.
     """
     documents = read_documents(config.corpus)
     every = read_queries(config.queries)

@@ -30,8 +30,7 @@ def run_command(
     """Runs build-benchmark, audit, annotate, sts or mix with a YAML file.
 
     Args:
-        name: The command.
-        path: Its YAML file; docs/make-a-benchmark.md lists the keys.
+        path: A YAML file; docs/make-a-benchmark.md lists the keys.
         data: Replaces the key `data` of the file.
         prompts: Replaces its key `prompts`.
         changes: Changes of other keys, `KEY=VALUE`.

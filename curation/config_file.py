@@ -20,13 +20,11 @@ Config = TypeVar("Config", bound=FrozenModel)
 def load_config(
     path: Path, kind: type[Config], *, data: Path | None = None, changes: Sequence[str] = ()
 ) -> Config:
-    """Reads a YAML file; its paths are relative to it.
+    """Reads a YAML file with the keys of `kind`; its paths are relative to it.
 
     The key `data` is a folder, which replaces `${data}` in all texts of the file.
 
     Args:
-        path: The file.
-        kind: The keys that it may have.
         data: Replaces the key `data`; relative to the current folder.
         changes: `KEY=VALUE`, with a dotted key (`judges.0.model=m`) and a YAML value.
 

@@ -65,10 +65,8 @@ _DISTINCT = 0.95
 def distinct_threshold(vectors: FloatArray) -> float:
     """Returns a threshold t for an encoder, from vectors of texts that are known to differ.
 
-    95 % of these texts have no other one with a cosine above t.
-
-    Args:
-        vectors: float32 [n, dimension], n at least 2.
+    95 % of these texts have no other one with a cosine above t. `vectors` are float32
+    [n, dimension], n at least 2.
     """
     index = GrowingIndex(vectors.shape[1], len(vectors))
     unit = _unit(vectors)
@@ -114,9 +112,6 @@ def diversify(
 
     Args:
         vectors: float32 [n, dimension], in memory or memory-mapped; they are scaled to unit norm.
-        rule: Which texts are dropped.
-        options: See `DiversityOptions`.
-        threads: Threads of the search.
         checkpoint: File in which decisions are saved; it is removed at the end.
         checkpoint_seconds: The least time between two saves [s].
 
@@ -250,19 +245,14 @@ def diversify_file(
 ) -> dict[str, Any]:
     """Writes the lines of a JSONL file that the filter keeps, and a report.
 
+    For `k`, `t` and `near` see `DiversityRule`.
+
     Args:
         texts: JSONL with `text` and, for documents, `title`; other fields are kept.
-        output: JSONL of the kept lines.
         kind: Which side of the pair encodes the texts.
-        options: See `DiversityOptions`.
-        k: See `DiversityRule`.
-        t: See `DiversityRule`; None for the threshold of the pair in `THRESHOLDS`.
-        near: See `DiversityRule`.
-        pair: The pair that encodes the texts.
+        t: None for the threshold of the pair in `THRESHOLDS`.
         vectors: .npy file of float32 [texts, dimension], instead of encoding.
         distinct: JSONL of texts that are known to differ, from which t is derived.
-        batch_size: Texts per batch of the encoder.
-        threads: Threads of the encoder and of the search.
 
     Returns:
         The report, as written to OUTPUT.report.json.

@@ -42,17 +42,11 @@ ERRORS = {
 
 
 def expert_sample(folder: Path, output: Path, size: int, seed: int) -> int:
-    """Writes a sample of pairs as pairs.csv and pairs.xlsx, and their key.
+    """Writes a sample of pairs as pairs.csv and pairs.xlsx, and their key, to the folder `output`.
 
     Of a benchmark, the pairs on which the judges agree; of an audit, the false negatives, which all
     judges call relevant. The spreadsheets contain no labels, ids or ranks. key.jsonl maps pairs to
     ids and verdicts; do not send it to the expert.
-
-    Args:
-        folder: Output folder of build-benchmark or audit.
-        output: Folder of the files to write.
-        size: Number of pairs.
-        seed: Seed of the sample.
 
     Returns:
         The number of pairs: `size`, or all if there are fewer.

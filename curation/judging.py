@@ -67,17 +67,10 @@ def judge(
     documents: Mapping[str, str],
     options: JudgingOptions,
 ) -> list[Judgement]:
-    """Labels the documents of each pool with each judge.
+    """Labels the documents of each pool with each judge, an endpoint of `models`.
 
-    All judges get the same prompts: the documents of a pool in its order, in groups.
-
-    Args:
-        models: The language models.
-        judges: Names of their endpoints.
-        pools: Document ids, by query id.
-        queries: Texts, by id.
-        documents: Texts, by id.
-        options: Prompts, method, passages per call and their length.
+    All judges get the same prompts: the documents of a pool in its order, in groups. Pools are
+    document ids by query id; queries and documents are texts by id.
 
     Returns:
         A judgement for each pair of query and document, in the order of the pools.
@@ -118,7 +111,6 @@ class _Grading:
 
     @staticmethod
     def label(answer: BaseModel | None, place: int) -> Label | None:
-        """Returns the label of the passage at a place of a question."""
         label: Label | None = getattr(answer, f"passage_{place}", None)
         return label
 
@@ -144,7 +136,6 @@ class _Classification:
 
     @staticmethod
     def label(answer: BaseModel | None, place: int) -> Label | None:
-        """Returns the label of the passage at a place of a question."""
         for label in LABELS["classify"]:
             if f"doc-{place + 1}" in getattr(answer, label, ()):
                 return label
@@ -205,13 +196,8 @@ def judge_candidates(
     """Retrieves candidates, judges them, and writes judgements, costs and invalid answers.
 
     Each pool is shuffled, in the same way for all judges, so that ranks do not influence grades.
-    The output folder must be locked.
-
-    Args:
-        config: Retrievers, judges and output folder.
-        documents: The corpus.
-        queries: Texts, by id.
-        also: More document ids to judge, by query id, whatever their rank.
+    The output folder must be locked. `also` has more document ids to judge, by query id, whatever
+    their rank.
 
     Raises:
         CareError: If there are no queries or documents, or a judge fails.

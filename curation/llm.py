@@ -70,15 +70,12 @@ class LanguageModels:
     are completed and recorded; a later run continues from there.
 
     Args:
-        endpoints: The language models.
-        ledger: The file of calls, see `Ledger`.
         budget: Limits on all runs with this ledger. A call is sent only if the most tokens that it
             can use fit: one per byte of the prompt, and `max_tokens` of the answer.
         attempts: How often a question is asked until an answer is valid.
 
     Raises:
         LanguageModelError: If the environment variable of an API key is not set.
-        CareError: If the file is not a ledger.
     """
 
     def __init__(
@@ -104,7 +101,6 @@ class LanguageModels:
 
         Args:
             questions: Functions that build the questions, by the name of the endpoint.
-            title: Label of the progress bar.
 
         Returns:
             The answers of each endpoint, in the order of its questions; None for a question without

@@ -50,11 +50,9 @@ class Prompt(FrozenModel):
         return {"system": data} if isinstance(data, str) else data
 
     def messages(self, material: Mapping[str, object], **more: object) -> tuple[str, str]:
-        """Returns the system and the user message.
+        """Returns the system and the user message, with the material as JSON in place of `{input}`.
 
-        Args:
-            material: The material, which replaces `{input}` as JSON.
-            more: Values of the other placeholders.
+        `more` has the values of the other placeholders.
         """
         values = {"input": json.dumps(material, ensure_ascii=False, indent=1)} | more
         names = re.compile("{(" + "|".join(values) + ")}")
@@ -95,11 +93,7 @@ class _File(FrozenModel):
 
 
 class Prompts:
-    """The prompts of a language; those that a file does not have are the default ones.
-
-    Args:
-        path: A file with the layout of prompts.yaml, or None.
-        language: Language of the prompts.
+    """The prompts of a language; those that the file `path` does not have are the default ones.
 
     Raises:
         CareError: If the file has an unknown or invalid key, or a prompt in other languages only.
@@ -110,7 +104,6 @@ class Prompts:
         self._own = _read(path) if path else _File()
 
     def get(self, name: Name) -> Prompt:
-        """Returns a prompt."""
         prompt: Prompt = self._find(name)
         return prompt
 

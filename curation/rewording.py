@@ -48,11 +48,9 @@ class Reworded(NamedTuple):
 
 
 class Rewording:
-    """The rules of one part.
+    """The rules of one part, `a` or `b`.
 
-    Args:
-        part: `a` or `b`.
-        seed: Seed of all random choices; those of a query depend on its id alone.
+    Random choices follow from `seed`; those of a query depend on its id alone.
     """
 
     def __init__(self, part: Part, seed: int = 0) -> None:
@@ -114,10 +112,7 @@ def reword(
     The id of version n of a query is `ID-n`, from 1. A query to which no rule applies is left out.
 
     Args:
-        queries: Texts of the queries, by id.
         part: Part of the rules: `a` to train with, `b` to measure with.
-        versions: Largest number of rewordings of a query.
-        seed: Seed of all random choices.
     """
     rewording = Rewording(part, seed)
     for id_, text in queries.items():
@@ -128,23 +123,11 @@ def reword(
 def reword_file(
     queries: Path, output: Path, part: Part, *, versions: int = 1, seed: int = 0
 ) -> dict[str, int]:
-    """Writes rewordings of queries as JSONL, which stages of training read as pairs.
+    """Writes rewordings of queries as JSONL, which stages of training read as pairs; see `reword`.
 
-    A record has `_id`, `text`, and of the query `original`, its id, and `original_text`.
-
-    Args:
-        queries: JSONL with `_id` and `text`.
-        output: File to write.
-        part: See `reword`.
-        versions: See `reword`.
-        seed: See `reword`.
-
-    Returns:
-        The numbers of `queries` and of `rewordings`.
-
-    Raises:
-        DataError: If `queries` cannot be read or is invalid.
-        CareError: If `output` cannot be written.
+    `queries` are JSONL with `_id` and `text`. A record of `output` has `_id`, `text`, and of the
+    query `original`, its id, and `original_text`. Returns the numbers of `queries` and of
+    `rewordings`.
     """
     texts = read_queries(queries)
     made = list(reword(texts, part, versions=versions, seed=seed))

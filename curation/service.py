@@ -25,11 +25,6 @@ def search_run(url: str, queries: Mapping[str, str], top_k: int) -> Run:
     The default mode of the index is searched. In an index of chunks, the score of a document is
     that of its best chunk.
 
-    Args:
-        url: Address of the service.
-        queries: Texts by id.
-        top_k: Number of hits of each query.
-
     Raises:
         CareError: If the service cannot be reached, is late, or returns a status other than 200, or
             a channel of a search failed.

@@ -1,15 +1,18 @@
 """Writes what documents take from the code and from the results of commands: `make docs`.
 
 In a Markdown file, the lines between `<!-- generated: NAME -->` and `<!-- end of generated -->` are
-the part NAME of this module, and those of `figures` a table of docs/figures.py. openapi.json is
-written as a whole.
+the part NAME of this module, and those of `figures` a table of docs/figures.py. openapi.json
+and the synchronous client of care-client are written as a whole.
 """
 
 import html
 import inspect
 import json
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
 import typer  # noqa: E402
+import unasync  # noqa: E402
 from typer.cli import get_docs_for_click  # noqa: E402
 
 import care  # noqa: E402
@@ -29,6 +33,7 @@ from service.settings import Settings  # noqa: E402
 from training.experiments import tables as experiments  # noqa: E402
 
 SECURITY = DOCS.parent / "SECURITY.md"
+CLIENT = DOCS.parent / "clients" / "python" / "care_client"
 ABLATIONS = DOCS.parent / "training" / "recipes" / "ablations"
 SCORES = DOCS.parent / "training" / "results" / "ablations" / "scores.json"
 # Documents with generated parts.
@@ -46,6 +51,17 @@ _REGION = re.compile(
 )
 # Settings that bound what a request, a client or the service may use.
 _LIMIT = r"^max_|timeout|^queue_|^rate_|_entries$|^keep_alive_|^drain_"
+_CLIENT_NOTE = "# Generated from async_client.py by `make docs`; do not edit.\n"
+# Names of the asynchronous client that the synchronous one has otherwise.
+_SYNC_NAMES = {
+    "AsyncClient": "Client",
+    "AsyncConnections": "Connections",
+    "aclose": "close",
+    "aiter_bytes": "iter_bytes",
+    "aiter_raw": "iter_raw",
+    "async_until": "until",
+    "asyncio": "time",
+}
 _SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Example|Examples):")
 _PATH = re.compile(r"PosixPath\(('[^']*')\)")
 _ENTRY = re.compile(r"(\*{0,2}\w+): (.*)")
@@ -66,7 +82,32 @@ def generated() -> Mapping[Path, str]:
     }
     texts = {path: filled(path.read_text("utf-8"), parts) for path in DOCUMENTS}
     openapi = json.dumps(contract, indent=1, ensure_ascii=False) + "\n"
-    return texts | {DOCS / "openapi.json": openapi}
+    return texts | {DOCS / "openapi.json": openapi, CLIENT / "client.py": sync_client()}
+
+
+def sync_client() -> str:
+    """Returns the module of the synchronous client."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = shutil.copy(CLIENT / "async_client.py", folder)
+        unasync.unasync_files([source], [unasync.Rule("async_client.py", "client.py", _SYNC_NAMES)])
+        text = _CLIENT_NOTE + (Path(folder) / "client.py").read_text("utf-8")
+    # Imports under other names have another order, and shorter code fits on fewer lines.
+    for command in (["check", "--quiet", "--select=I", "--fix"], ["format"]):
+        text = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "ruff",
+                *command,
+                f"--stdin-filename={CLIENT / 'client.py'}",
+                "-",
+            ],
+            input=text,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+    return text
 
 
 def filled(text: str, parts: Mapping[str, Callable[[], str]]) -> str:

@@ -4,8 +4,8 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from core import documents, filters
 from core.canaries import check_canaries
+from core.choices import DEFAULT_BUILDS, DEFAULT_INDEXES, StoreName
 from core.documents import DocumentReader
-from core.encoders import Encoder, EncoderSpec
+from core.encoders import Encoder, EncoderSpec, TokenVectorSpec
 from core.errors import IndexVersionError
 from core.files import remove_temporary, sha256_file, writing_in
 from core.filters import FilterReader
@@ -25,6 +26,7 @@ from core.manifest import (
     SCHEMA_VERSION,
     TERMS,
     TOKENS,
+    Chunking,
     Component,
     CorpusRecord,
     FileRecord,
@@ -34,15 +36,20 @@ from core.manifest import (
 from core.provenance import library_versions
 from core.records import write_jsonl
 from core.shards import ShardedTokens, ShardedVectors, has_shards, link_shards
+from core.terms import TermList
 from core.text import normalize_text
 from core.versions import read_manifest, with_version
 from indexer.chunking import Chunker
 from indexer.corpus import corpus_checksum, corpus_files, warn_about_unread
-from indexer.encoding import EncodingSummary, LocalExecutor, VectorCache, encode_corpus
+from indexer.encoding import (
+    EncodingSummary,
+    Executor,
+    LocalExecutor,
+    VectorCache,
+    encode_corpus,
+)
 from indexer.failures import failed_documents, max_failed
-from indexer.options import DEFAULT_RECALL
-from indexer.options import BuildOptions as BuildOptions
-from indexer.publication import BUILD_WAIT, verify_version
+from indexer.publication import BUILD_WAIT, IndexWriter, verify_version
 from indexer.samples import check_space, first_sentences, read_queries, sample_canaries
 from indexer.staging import (
     StagedCorpus,
@@ -53,11 +60,12 @@ from indexer.staging import (
 from stores.base import NewVectors, SearchChoice
 from stores.lexical import write_full_text
 from stores.recall import RECALL_K
-from stores.registry import check_factory, default_factory
+from stores.registry import FAISS_ONLY, VectorStores, check_factory, default_factory
 from stores.term_list import GIVEN, write_terms
 from stores.token_vectors import token_vector_spec, write_token_vectors
 
 FAILED = "failed.jsonl"
+DEFAULT_RECALL = 0.99
 
 _log = logging.getLogger(__name__)
 
@@ -66,47 +74,68 @@ _BUILD_FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """Options of a build: those of `care index`, with the values that they stand for."""
+
+    corpus: str  # a JSONL (also .jsonl.gz) or Parquet file, a folder, or a glob
+    name: str
+    indexes: Path = DEFAULT_INDEXES
+    builds: Path = DEFAULT_BUILDS
+    factory: str | None = None
+    # Required recall@10 of the search parameters. With None the target is 0.99, and if no
+    # parameters reach it, the best ones are used with a warning.
+    recall: float | None = None
+    queries: Path | None = None
+    max_reject_rate: float = 0.01
+    shard_size: int = 4096
+    batch_size: int = 32
+    threads: int = 1
+    memory_gib: float = 4.0
+    progress: bool = True
+    # How to split long documents, or None to index them as a whole.
+    chunking: Chunking | None = None
+    store: StoreName = "faiss"
+    stores: VectorStores = FAISS_ONLY  # all stores that versions of the index may use
+    executor: Executor | None = None  # runs the document encoder; None runs it in this process
+    backend: str = "onnx"  # of the document encoder, for the manifest
+    dtype: str = "auto"  # requested of the document encoder, for the manifest
+    full_text: bool = True
+    # How a hybrid search fuses vectors and full text, for the manifest.
+    fusion: Mapping[str, float] = field(default_factory=dict)
+    # Words of patients and their clinical terms, for searches in full text; None for none.
+    terms: TermList | None = None
+    # The token vectors that the document encoder computes; None for none.
+    token_vectors: TokenVectorSpec | None = None
+
+    @property
+    def index(self) -> IndexWriter:
+        return IndexWriter(self.indexes, self.name, self.stores)
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
-    """The documents of a new version: those of a corpus, or of an active version and changes.
+    """The documents of a new version: those of a corpus, or of an active version and changes."""
 
-    Attributes:
-        checksum: Checksum of all inputs that determine the documents; part of the build key.
-        stage: Writes the documents to the build folder.
-        vector_cache: Returns known vectors of texts, or None.
-        base: The version that must still be active when the new one is published, or None.
-    """
-
-    checksum: str
-    stage: Callable[[Path], StagedCorpus]
+    checksum: str  # of all inputs that determine the documents; part of the build key
+    stage: Callable[[Path], StagedCorpus]  # writes the documents to the build folder
     vector_cache: VectorCache | None = None
+    # The version that must still be active when the new one is published, or None.
     base: IndexManifest | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedCorpus:
-    """A staged and encoded corpus in a build folder.
-
-    Attributes:
-        folder: The build folder.
-        staged: Result of the first pass.
-        summary: Result of the second pass.
-        keep: bool [staged rows], which rows are indexed; None for all.
-        reasons: Why documents cannot be encoded, by document id.
-    """
+    """A staged and encoded corpus in a build folder."""
 
     folder: Path
     staged: StagedCorpus
     summary: EncodingSummary
-    keep: NDArray[np.bool_] | None
-    reasons: dict[str, str]
+    keep: NDArray[np.bool_] | None  # bool [staged rows], which rows are indexed; None for all
+    reasons: dict[str, str]  # why documents cannot be encoded, by document id
 
 
 def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None:
-    """Returns the manifest of the active version if it has the same inputs and options, or None.
-
-    Raises:
-        CorpusError: If the corpus cannot be read.
-    """
+    """Returns the manifest of the active version if it has the same inputs and options, or None."""
 
     def verified(version: str) -> IndexManifest | None:
         folder = options.index.version(version)
@@ -162,8 +191,6 @@ def encode(
     """Stages and encodes a corpus; resumes after an interrupted run.
 
     Args:
-        options: Options of the build.
-        encoder: The document encoder.
         query_encoder: If given, its embedding space is checked before documents are encoded.
         source: Documents to encode; None reads `options.corpus`.
 
@@ -223,8 +250,6 @@ def build(
     locked for builds; other commands can activate and prune versions in the meantime.
 
     Args:
-        options: Options of the build.
-        document_encoder: Encodes the documents.
         query_encoder: Encodes the held-out queries and the canaries.
         source: Documents to index; None reads `options.corpus`.
 
@@ -270,11 +295,7 @@ def _write_version(
 ) -> IndexManifest:
     """Writes the files of a version, except its manifest, to a hidden folder.
 
-    Returns:
-        The manifest, without what is known at publication: `parent`, `number`, `build_seconds`.
-
-    Raises:
-        CareError: If the query encoder has another space, or the recall is too low.
+    Returns the manifest, without what is known at publication: `parent`, `number`, `build_seconds`.
     """
     vector_of, fields = write_version(encoded.folder, folder, encoded.staged, encoded.keep)
     reader = DocumentReader(folder / documents.FILE_NAME)

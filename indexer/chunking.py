@@ -21,9 +21,7 @@ _SLACK = 8
 class Chunker:
     """Splits documents that exceed the maximum length of a chunk.
 
-    Args:
-        encoder: The document encoder, which must be an `OffsetTokenizer`.
-        chunking: Length and overlap of chunks.
+    The encoder must be an `OffsetTokenizer`.
 
     Raises:
         CareError: If the encoder does not return token offsets, its maximum length is less than
@@ -118,7 +116,6 @@ def chunk_spans(
     mark.
 
     Args:
-        text: The text.
         count: Returns the tokens of a chunk with the span [start, end) of the text, including
             prompt, title and special tokens. It decides whether a span fits.
         starts: Start of each token of the whole text, ascending. The length of spans is estimated
@@ -143,20 +140,14 @@ def chunk_spans(
 
 @dataclass
 class _Splitter:
-    """Finds the chunks of one text in order; see `chunk_spans`.
-
-    Attributes:
-        room: Estimate of the tokens of the text that fit into a chunk.
-        first: Position of the first visible character.
-        sentence_ends: Positions at which sentences end, ascending.
-    """
+    """Finds the chunks of one text in order; see `chunk_spans`."""
 
     text: str
     count: Callable[[int, int], int]
     starts: Sequence[int]
     limit: int
     overlap: int
-    room: int
+    room: int  # estimate of the tokens of the text that fit into a chunk
 
     def __post_init__(self) -> None:
         self.first = _visible(self.text, 0)

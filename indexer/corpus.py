@@ -168,11 +168,7 @@ def read_byte_range(
 ) -> Iterator[Document | Reject]:
     """Yields the records of the lines of a JSONL file that begin at a byte in [start, end).
 
-    Args:
-        file: The file, of `open_lines`.
-        start: First byte.
-        end: Byte after the last.
-        max_chars: Maximum length of a text [characters].
+    The file is opened by `open_lines`; a text has at most `max_chars` characters.
     """
     # Skip the rest of the line that begins before `start`.
     file.seek(max(start - 1, 0))
@@ -184,14 +180,9 @@ def read_byte_range(
 def read_row_group(
     path: Path, group: int, rows: int, chosen: slice, max_chars: int
 ) -> Iterator[list[Document | Reject]]:
-    """Yields batches of `rows` records of a row group of a Parquet file.
+    """Yields batches of `rows` records of the row group number `group` of a Parquet file.
 
-    Args:
-        path: The Parquet file.
-        group: Number of the row group.
-        rows: Records per batch.
-        chosen: Which batches to yield.
-        max_chars: Maximum length of a text [characters].
+    `chosen` says which batches; a text has at most `max_chars` characters.
     """
     file = pq.ParquetFile(path)
     batches = file.iter_batches(batch_size=rows, row_groups=[group], columns=_COLUMNS)

@@ -29,9 +29,7 @@ def digest(text: str) -> bytes:
 def first_occurrences(digests: NDArray[np.bytes_], folder: Path) -> RowArray:
     """Returns int64 [n]: for each of n digests the position of its first occurrence.
 
-    Args:
-        digests: The digests [n].
-        folder: Folder of the unnamed file that holds the result.
+    The result is in an unnamed file in `folder`.
     """
     first: RowArray = allocate(folder, np.int64, len(digests))
     parts = 1 << (len(digests) // _BLOCK).bit_length()
@@ -45,9 +43,7 @@ def first_occurrences(digests: NDArray[np.bytes_], folder: Path) -> RowArray:
 def unique_positions(first: RowArray, folder: Path) -> RowArray:
     """Returns int64 [unique]: positions of the first occurrence of each digest, ascending.
 
-    Args:
-        first: int64 [n], result of `first_occurrences`.
-        folder: Folder of the unnamed file that holds the result.
+    `first` is what `first_occurrences` returns; the result is in an unnamed file in `folder`.
     """
     with scratch(folder, np.int64) as unique:
         for block in _blocks(len(first)):
@@ -59,10 +55,8 @@ def unique_positions(first: RowArray, folder: Path) -> RowArray:
 def inverse_indices(first: RowArray, unique: RowArray, folder: Path) -> RowArray:
     """Returns int64 [n]: for each of n digests the index of its first occurrence in `unique`.
 
-    Args:
-        first: int64 [n], result of `first_occurrences`.
-        unique: int64 [unique], result of `unique_positions`.
-        folder: Folder of the unnamed file that holds the result.
+    `first` and `unique` are what `first_occurrences` and `unique_positions` return; the result is
+    in an unnamed file in `folder`.
     """
     with scratch(folder, np.int64) as inverse:
         for block in _blocks(len(first)):

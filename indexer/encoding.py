@@ -52,40 +52,27 @@ VectorCache = Callable[[Sequence[str]], Known]
 
 @runtime_checkable
 class PipelinedEncoder(QueryEncoder, Protocol):
-    """An encoder whose tokenization can run in parallel to encoding.
+    """An encoder whose tokenization can run in parallel to encoding."""
 
-    Attributes:
-        concurrent_calls: Number of concurrent calls of `encode_tokens` that use the encoder
-            fully; each call is made from its own thread.
-    """
-
+    # Number of concurrent calls of `encode_tokens` that use the encoder fully; each is made from
+    # its own thread.
     concurrent_calls: int
 
 
 @dataclass(slots=True)
 class Shard:
-    """Texts of the corpus and their vectors.
-
-    Attributes:
-        number: Number of the shard, from 0.
-        ids: Id of the first document with each text.
-        texts: Normalised texts.
-        vectors: float32 [texts, dimension], zero for texts that are not encoded.
-        new: Rows to encode, the longest text first; the vectors of other rows are known.
-        tokens: Number of encoded tokens.
-        truncated: Number of texts that exceeded the encoder's maximum length.
-        failed: Reason for each row that cannot be encoded.
-        token_vectors: Token vectors of the rows that have any, uint8 [tokens, bytes].
-    """
+    """Texts of the corpus and their vectors."""
 
     number: int
-    ids: list[str]
-    texts: list[str]
-    vectors: FloatArray
-    new: list[int]
+    ids: list[str]  # id of the first document with each text
+    texts: list[str]  # normalised texts
+    vectors: FloatArray  # float32 [texts, dimension], zero for texts that are not encoded
+    new: list[int]  # rows to encode, the longest text first; the vectors of other rows are known
     tokens: int = 0
-    truncated: int = 0
+    truncated: int = 0  # number of texts that exceeded the encoder's maximum length
+    # Reason for each row that cannot be encoded.
     failed: dict[int, str] = field(default_factory=dict)
+    # Token vectors of the rows that have any, uint8 [tokens, bytes].
     token_vectors: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
 
     def all_token_vectors(self) -> list[NDArray[np.uint8]] | None:
@@ -118,26 +105,16 @@ class EncodingSummary:
     """Result of the second pass.
 
     Resumed shards are included, except in `new_texts`, `seconds` and `encoder_seconds`.
-
-    Attributes:
-        new_texts: Number of texts that were encoded.
-        resumed_texts: Number of texts in shards of an earlier run.
-        reused_texts: Number of texts with known vectors.
-        tokens: Number of encoded tokens.
-        truncated: Number of texts that exceeded the encoder's maximum length.
-        seconds: Wall time of the pass [s].
-        encoder_seconds: Time in which the encoder was busy [s].
-        failed: Reason for each text that cannot be encoded, by number of the text.
     """
 
     new_texts: int
-    resumed_texts: int
-    reused_texts: int
+    resumed_texts: int  # texts in shards of an earlier run
+    reused_texts: int  # texts with known vectors
     tokens: int
-    truncated: int
-    seconds: float
-    encoder_seconds: float
-    failed: dict[int, str]
+    truncated: int  # texts that exceeded the encoder's maximum length
+    seconds: float  # wall time of the pass [s]
+    encoder_seconds: float  # time in which the encoder was busy [s]
+    failed: dict[int, str]  # reason for each text that cannot be encoded, by number of the text
 
 
 def encode_corpus(
@@ -158,12 +135,7 @@ def encode_corpus(
 
     Args:
         folder: The build folder with the staged corpus.
-        dimension: Dimensions of the vectors.
-        executor: Runs the document encoder.
-        shard_size: Texts per shard.
-        progress: Whether to show a progress bar.
         vector_cache: Returns known vectors of texts, or None.
-        max_failed: Maximum number of texts that may fail.
 
     Raises:
         CareError: If the encoder fails for every text.

@@ -56,75 +56,43 @@ _SHARDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was read of the files of one format.
+    """What was read of the files of one format, in bytes of JSONL or rows of Parquet."""
 
-    Attributes:
-        units: Size of all files, in bytes of JSONL or rows of Parquet.
-        read: Size of what was read, in the same units.
-        records: The records that were read.
-    """
-
-    units: int
-    read: int
+    units: int  # size of all files
+    read: int  # size of what was read
     records: list[Document | Reject]
 
 
 @dataclass(frozen=True, slots=True)
 class EncodingRate:
-    """Speed of an encoder.
+    """Speed of an encoder."""
 
-    Attributes:
-        tokens: Tokens per second and device.
-        device: Name of a device, as in "GPU".
-        source: Origin of the figure.
-    """
-
-    tokens: float
-    device: str
+    tokens: float  # tokens per second and device
+    device: str  # name of a device, as in "GPU"
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Estimated size of a build.
+    """Estimated size of a build; sizes in bytes."""
 
-    Attributes:
-        is_whole: Whether the sample is the whole corpus.
-        sampled: Number of documents in the sample.
-        rejected: Number of rejected records in the sample.
-        documents: Number of documents in the corpus.
-        rows: Number of documents or, with chunking, of chunks.
-        tokens: Number of tokens to encode, without deduplication of texts.
-        truncated: Share of texts that exceed the encoder's maximum length.
-        store: Where the vectors are stored.
-        factory: Index type.
-        shards: Size of the shards in the build folder [bytes].
-        documents_file: Size of `documents.arrow` [bytes].
-        vectors_file: Size of `vectors.faiss` or of the vectors in Milvus [bytes].
-        memory: Peak memory of each phase without the encoder [bytes].
-    """
-
-    is_whole: bool
-    sampled: int
-    rejected: int
+    is_whole: bool  # whether the sample is the whole corpus
+    sampled: int  # documents in the sample
+    rejected: int  # records in the sample
     documents: int
-    rows: int
-    tokens: int
-    truncated: float
+    rows: int  # documents or, with chunking, chunks
+    tokens: int  # tokens to encode, without deduplication of texts
+    truncated: float  # share of texts that exceed the encoder's maximum length
     store: StoreName
     factory: str
-    shards: float
-    documents_file: float
-    vectors_file: float
-    memory: dict[str, float]
+    shards: float  # size of the shards in the build folder
+    documents_file: float  # size of `documents.arrow`
+    vectors_file: float  # size of `vectors.faiss` or of the vectors in Milvus
+    memory: dict[str, float]  # peak memory of each phase without the encoder
 
 
 class CorpusSample:
-    """A sample of a corpus.
-
-    Args:
-        options: Options of the build.
-        chunker: Splits long documents, or None.
+    """A sample of a corpus, whose long documents the chunker splits, if there is one.
 
     Raises:
         CorpusError: If the corpus cannot be read, or no sampled record is valid.
@@ -152,11 +120,7 @@ class CorpusSample:
         return [_text(row) for rows in self._rows for row in rows]
 
     def estimate(self, count: TokenCounter, dimension: int) -> Estimate:
-        """Estimates the size of the build.
-
-        Args:
-            count: Counts the tokens of texts.
-            dimension: Dimensions of the vectors.
+        """Estimates the size of the build; `count` counts the tokens of texts.
 
         Raises:
             CareError: If the requested factory does not support the number of vectors.
@@ -209,12 +173,7 @@ class CorpusSample:
 def sample_corpus(files: Sequence[Path], max_chars: int) -> list[Sample]:
     """Reads a sample of about 4 MiB of JSONL and 4096 rows of Parquet.
 
-    Args:
-        files: The corpus files.
-        max_chars: Maximum length of a text [characters].
-
-    Raises:
-        CorpusError: If a file cannot be read.
+    A text has at most `max_chars` characters.
     """
     lines = [file for file in files if file.suffix != PARQUET]
     tables = [file for file in files if file.suffix == PARQUET]
@@ -232,13 +191,8 @@ def measure_rate(
     """Measures the speed of an encoder with evenly spaced texts, in batches of similar length.
 
     If there are several batches, the first is also encoded before the measurement, as a warm-up.
-
-    Args:
-        encoder: The document encoder.
-        texts: Texts of the corpus.
-        batch_size: Texts per batch.
-        devices: Number of GPUs that the encoder uses; 1 for a processor or a server.
-        name: Name of the backend for the result.
+    `devices` is the number of GPUs that the encoder uses, 1 for a processor or a server, and
+    `name` the backend that the result names.
     """
     number = min(len(texts), _TRIAL_BATCHES * batch_size)
     chosen = [texts[i * len(texts) // number] for i in range(number)]
@@ -261,7 +215,6 @@ def measure_rate(
 
 
 def format_estimate(estimate: Estimate, rate: EncodingRate) -> list[str]:
-    """Formats an estimate as lines of text for the user."""
     rows = f" in {estimate.rows:,} chunks" if estimate.rows != estimate.documents else ""
     read = "the whole corpus" if estimate.is_whole else f"a sample of {estimate.sampled:,}"
     hours = estimate.tokens / rate.tokens / 3600

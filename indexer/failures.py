@@ -32,14 +32,11 @@ _MAX_IN_A_ROW = 16
 
 @dataclass(slots=True)
 class IsolationResult:
-    """Result of a failed batch.
+    """Result of a failed batch."""
 
-    Attributes:
-        parts: Positions in the batch that were encoded together, and their encoding.
-        failed: Reason for each position that cannot be encoded.
-    """
-
+    # Positions in the batch that were encoded together, and their encoding.
     parts: list[tuple[list[int], Encoding]] = field(default_factory=list)
+    # Reason for each position that cannot be encoded.
     failed: dict[int, str] = field(default_factory=dict)
 
 
@@ -122,10 +119,8 @@ def _halves(positions: list[int]) -> list[list[int]]:
 def max_failed(staged: StagedCorpus, max_reject_rate: float, *, reuse: bool) -> int:
     """Returns how many documents may fail in addition to the records rejected by the first pass.
 
-    Args:
-        staged: Result of the first pass.
-        max_reject_rate: Maximum share of records that may be rejected.
-        reuse: Whether vectors of unchanged documents are reused; these do not count.
+    `max_reject_rate` is the maximum share of records that may be rejected. With `reuse`, documents
+    are not counted whose vectors are reused because they have not changed.
     """
     # The tolerance compensates rounding: 0.29 × 100 is less than 29 in float64.
     return int(max_reject_rate * _records(staged, reuse=reuse) + 1e-6) - staged.rejected
@@ -141,12 +136,7 @@ def failed_documents(
 ) -> tuple[NDArray[np.bool_] | None, dict[str, str]]:
     """Finds the documents with failed texts; if one chunk fails, its document is not indexed.
 
-    Args:
-        folder: The build folder.
-        staged: Result of the first pass.
-        failed: Reason for each failed text, by number of the text.
-        max_reject_rate: See `max_failed`.
-        reuse: See `max_failed`.
+    `failed` are reasons by number of the text; for the other arguments see `max_failed`.
 
     Returns:
         bool [staged rows], which rows are indexed, or None for all; and the reasons by document id.

@@ -37,11 +37,7 @@ DELETED = ".deleted"
 
 @dataclass(frozen=True, slots=True)
 class IndexWriter(IndexFolder):
-    """The folder of an index for commands that change it, with the stores of its vectors.
-
-    Attributes:
-        stores: The stores that versions may use.
-    """
+    """The folder of an index for commands that change it, with the stores that versions may use."""
 
     stores: VectorStores = FAISS_ONLY
 
@@ -79,10 +75,8 @@ class IndexWriter(IndexFolder):
     def new_version(self, build_key: str) -> Iterator[tuple[str, Path]]:
         """Yields the id of a new version and its hidden folder, which `publish` moves to its place.
 
-        The index is locked for builds. The folder is removed if the block does not publish it.
-
-        Args:
-            build_key: Key of the build folder; its first digits end the id.
+        The index is locked for builds. The folder is removed if the block does not publish it. The
+        first digits of the build key end the id.
         """
         time = datetime.now(UTC)
         while True:
@@ -130,11 +124,7 @@ class IndexWriter(IndexFolder):
         return manifest
 
     def switch(self, version: str) -> None:
-        """Activates a version, first in its store, then in `CURRENT`; the index is locked.
-
-        Raises:
-            IndexVersionError: If the version does not exist.
-        """
+        """Activates a version, first in its store, then in `CURRENT`; the index is locked."""
         with self.activating(version):
             folder = self.version(version)
             self.stores.for_version(folder).activate(self.name, folder)
@@ -183,11 +173,7 @@ def holders(folder: Path) -> list[LockHolder]:
 
 
 def verify_version(folder: Path, stores: VectorStores = FAISS_ONLY) -> IndexManifest:
-    """Verifies checksums, counts, dimensions and canaries of a version; returns its manifest.
-
-    Raises:
-        IndexVersionError: If a check fails.
-    """
+    """Verifies checksums, counts, dimensions and canaries of a version; returns its manifest."""
     with opening(folder):
         manifest = read_manifest(folder)
         verify_files(folder, manifest)

@@ -40,24 +40,17 @@ class RayExecutor:
     Batches depend only on the shard, so the vectors equal those of the local executor for any
     number of actors, and each executor can resume a build of the other. Ray restarts a crashed
     actor, and its shard is encoded again.
-
-    Attributes:
-        make_encoder: Makes the document encoder; called once in each actor.
-        batch_size: Texts per call of the encoder.
-        address: Address of the cluster, or "local" to start one for the duration of the call.
-        actors: Number of actors.
-        threads: Processors per actor without GPUs.
-        gpus: GPUs per actor, if the cluster has GPUs.
-        encoder_seconds: Time in which an actor's encoder was busy, on average [s].
     """
 
-    make_encoder: Callable[[], Encoder]
+    make_encoder: Callable[[], Encoder]  # makes the document encoder; called once in each actor
     batch_size: int
     _: KW_ONLY
+    # Address of the cluster, or "local" to start one for the duration of the call.
     address: str = LOCAL
     actors: int = 1
-    threads: int = 1
-    gpus: int = 0
+    threads: int = 1  # processors per actor without GPUs
+    gpus: int = 0  # GPUs per actor, if the cluster has GPUs
+    # Time in which an actor's encoder was busy, on average [s].
     encoder_seconds: float = field(default=0.0, init=False)
 
     def encode(self, shards: Iterator[Shard], report: Report) -> Iterator[Shard]:
@@ -118,11 +111,7 @@ class RemoteEncoder:
 
 @contextmanager
 def connected(address: str, processors: int) -> Generator[None]:
-    """Connects to a cluster; the address "local" starts one with that many processors.
-
-    Raises:
-        ProviderError: If the cluster cannot be reached or started.
-    """
+    """Connects to a cluster; the address "local" starts one with that many processors."""
     if ray.is_initialized():
         yield
         return

@@ -40,7 +40,6 @@ def parse_line(
     """Returns the document of a line of JSONL, or the reason why it is rejected.
 
     Args:
-        line: The line.
         max_chars: Maximum length of a text [characters].
         ignored: Counts the records by the names of fields that are not read.
         first: Whether the line is the first of its file and may have a byte order mark.
@@ -64,12 +63,7 @@ def parse_line(
 
 
 def parse_row(row: Any, max_chars: int) -> Document | Reject:
-    """Returns the document of a row of Parquet, or the reason why it is rejected.
-
-    Args:
-        row: Values by column.
-        max_chars: Maximum length of a text [characters].
-    """
+    """Returns the document of a row of Parquet, values by column, or why it is rejected."""
     try:
         if row.get("metadata") is not None:
             row = row | {"metadata": _plain(row["metadata"], "metadata")}

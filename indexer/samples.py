@@ -28,13 +28,8 @@ def check_space(
 ) -> None:
     """Checks with up to 16 texts that both encoders share one embedding space.
 
-    This takes seconds and precedes the encoding of the corpus.
-
-    Args:
-        folder: The build folder, with the staged documents.
-        base: The version that an update starts from, or None.
-        encoder: The document encoder.
-        query_encoder: The query encoder.
+    This takes seconds and precedes the encoding of the corpus. For an update, `base` is the version
+    that it starts from.
 
     Raises:
         EmbeddingSpaceError: If they do not share one.
@@ -61,7 +56,6 @@ def sample_canaries(
     """Returns up to 16 canaries, spread over the rows of different texts.
 
     Args:
-        reader: The documents.
         text_rows: int64 [n], one row of each different text, ascending.
         vectors: Returns the document vectors of rows, float32 [rows, dimension].
     """
@@ -72,11 +66,7 @@ def sample_canaries(
 
 
 def read_queries(path: Path) -> list[str]:
-    """Reads held-out queries from a JSONL file.
-
-    Raises:
-        CorpusError: If a record is invalid or there is none.
-    """
+    """Reads held-out queries from JSONL; CorpusError if a record is invalid or there is none."""
     texts = []
     for location, record in read_corpus(corpus_files(str(path))):
         if isinstance(record, Reject):
@@ -95,9 +85,7 @@ def read_queries(path: Path) -> list[str]:
 def first_sentences(reader: DocumentReader, rows: RowArray) -> list[str]:
     """Returns the first sentences of up to 200 documents, which serve as queries.
 
-    Args:
-        reader: The documents.
-        rows: int64 [n], one row of each different text, ascending.
+    `rows` are int64 [n], one row of each different text, ascending.
     """
     number = min(len(rows), _HELD_OUT_QUERIES)
     # Offset by half a step, so that these rows are not canaries.

@@ -53,27 +53,16 @@ Chunks = tuple[Location, list[Document] | Reject]
 
 
 class StagedCorpus(BaseModel):
-    """Summary of the first pass, stored as `corpus.json`.
-
-    Attributes:
-        checksum: Checksum of the corpus.
-        files: Names of the corpus files.
-        documents: Number of accepted documents.
-        unique_texts: Number of distinct texts.
-        rejected: Number of rejected records.
-        filter_fields: Number of distinct values of each metadata field.
-        update: Changes of an update, or None.
-        chunks: Number of chunks, or None without chunking.
-    """
+    """Summary of the first pass, stored as `corpus.json`."""
 
     checksum: str
     files: list[str]
     documents: int
     unique_texts: int
     rejected: int
-    filter_fields: dict[str, int]
-    update: UpdateRecord | None = None
-    chunks: int | None = None
+    filter_fields: dict[str, int]  # number of distinct values of each metadata field
+    update: UpdateRecord | None = None  # changes of an update, or None
+    chunks: int | None = None  # number of chunks, or None without chunking
 
 
 def stage(
@@ -91,13 +80,10 @@ def stage(
     If an earlier run completed the pass, its summary is returned and nothing is read.
 
     Args:
-        chunks: The records of the corpus.
-        folder: The build folder.
         files: Names of the corpus files, for the summary.
         checksum: Checksum of the corpus, for the summary.
         chunked: Whether documents are split into chunks.
         max_reject_rate: Maximum share of records that may be rejected.
-        progress: Whether to show a progress bar.
 
     Raises:
         CorpusError: If the corpus is empty, ids are duplicated, too many records are rejected, or
@@ -226,13 +212,9 @@ def vector_of_row(folder: Path) -> RowArray:
 def write_version(
     folder: Path, target: Path, staged: StagedCorpus, keep: NDArray[np.bool_] | None
 ) -> tuple[RowArray, dict[str, int]]:
-    """Writes the documents and filters of a version.
+    """Writes the documents and filters of a version from the build folder to `target`.
 
-    Args:
-        folder: The build folder.
-        target: Folder of the version.
-        staged: Result of the first pass.
-        keep: bool [staged rows], which rows to index; None for all.
+    `keep`, bool [staged rows], says which rows to index; None for all.
 
     Returns:
         int64 [rows], number of each row's unique text; and the number of distinct values of each
@@ -257,11 +239,7 @@ def write_version(
 
 
 def read_chunks(files: list[Path], chunker: Chunker | None) -> Iterator[Chunks]:
-    """Reads the records of files and splits their documents into chunks, if a chunker is given.
-
-    Raises:
-        CorpusError: If a file cannot be read.
-    """
+    """Reads the records of files and splits their documents into chunks, if a chunker is given."""
     ignored: Counter[str] = Counter()
     records = read_corpus(files, max_text_chars(chunked=chunker is not None), ignored)
     for location, record in records:

@@ -44,27 +44,17 @@ from stores.token_vectors import token_vector_spec
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes of an update.
+    """Changes of an update."""
 
-    Attributes:
-        add: A corpus; documents with new ids are added, those with known ids are replaced.
-        delete: A file of ids of documents to delete, one per line.
-        missing_ok: Whether to ignore ids in `delete` that are not in the index.
-        encode_all: Whether to encode all documents instead of reusing known vectors.
-    """
-
+    # A corpus; documents with new ids are added, those with known ids are replaced.
     add: str | None = None
-    delete: Path | Sequence[str] | None = None
-    missing_ok: bool = False
-    encode_all: bool = False
+    delete: Path | Sequence[str] | None = None  # a file of ids of documents to delete, one per line
+    missing_ok: bool = False  # whether to ignore ids in `delete` that are not in the index
+    encode_all: bool = False  # whether to encode all documents instead of reusing known vectors
 
 
 def active_manifest(index: IndexWriter) -> IndexManifest:
-    """Verifies the active version and returns its manifest.
-
-    Raises:
-        IndexVersionError: If the index has no active version, or it is damaged.
-    """
+    """Verifies the active version and returns its manifest."""
     return with_version(
         index.active,
         lambda version: verify_version(index.version(version), index.stores),
@@ -92,8 +82,6 @@ def update(
 
     Args:
         options: Options of the build; `corpus` is ignored.
-        changes: Documents to add, replace and delete.
-        base: Manifest of the active version.
         document_encoder: Encodes new documents.
         query_encoder: Encodes the held-out queries and the canaries.
 
@@ -168,14 +156,9 @@ def update_components(
 ) -> IndexManifest | None:
     """Makes and activates a version with other components, for which no text is encoded.
 
-    These are other full text, another weight or term list of it, or no token vectors. Full text
-    with the terms of an older release is written again. All other files are hard links to those of
-    the active version, whose vectors are in FAISS files.
-
-    Args:
-        options: `full_text`, `fusion`, `terms` and `token_vectors` are those of the new version.
-        base: Manifest of the active version.
-        spec: The document encoder of the pair.
+    These are other full text, another weight or term list of it, or no token vectors, as the
+    options say. Full text with the terms of an older release is written again. All other files are
+    hard links to those of the active version, whose vectors are in FAISS files.
 
     Returns:
         The manifest of the new version, or None if nothing would change.
@@ -268,11 +251,7 @@ def _stage_additions(options: BuildOptions, encoder: Encoder) -> Iterator[_Stage
 class _MergedDocuments:
     """The documents of a version after changes, in order; iteration yields each one's chunks.
 
-    Args:
-        base: Id of the version.
-        old: Documents of the version.
-        new: Documents that are added or replace old ones.
-        deleted: Ids of documents that are removed.
+    `new` documents are added or replace `old` ones.
 
     Attributes:
         missing: Ids in `deleted` that are not in the version.

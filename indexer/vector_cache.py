@@ -54,13 +54,8 @@ def version_vectors(
 ) -> VectorCache:
     """Returns a lookup of the vectors of a version, and of its token vectors.
 
-    Vectors are read from the index or, if its type is lossy, from the shards of its build.
-
-    Args:
-        folder: Folder of the version.
-        manifest: Manifest of the version.
-        builds: Folder of all build folders.
-        stores: The stores that versions may use.
+    Vectors are read from the index or, if its type is lossy, from the shards of its build in the
+    folder `builds`.
 
     Raises:
         IndexVersionError: If the vectors cannot be read, or the text normalisation has changed.

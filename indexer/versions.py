@@ -101,11 +101,6 @@ def prune(index: IndexWriter, builds: Path, *, keep: int) -> list[str]:
     What killed commands left is deleted too; a build that runs is not disturbed. A service that
     has a deleted version open can use it until it closes the files.
 
-    Args:
-        index: The index.
-        builds: Folder of all build folders.
-        keep: Number of newest versions to keep.
-
     Returns:
         The ids of the deleted versions.
 

@@ -26,7 +26,6 @@ _PATHS = {"weights", "tokenizer", "adapter"}
 
 
 def list_pairs() -> list[str]:
-    """Returns the names of the registered pairs."""
     return sorted(path.stem for path in REGISTRY.glob("*.toml"))
 
 

@@ -15,13 +15,9 @@ def term_weights(query: str, full_text: LexicalIndex | None) -> dict[str, float]
 
 
 def best_sentence(weights: Mapping[str, float], text: str) -> Evidence | None:
-    """Returns the sentence with the largest sum of the weights of the terms that it has.
+    """Returns the sentence of a hit's text with the largest sum of the weights of the terms it has.
 
     Returns the first one of equal sentences, and None if the text has no letter or digit.
-
-    Args:
-        weights: The weights of the query's terms.
-        text: The text of a hit.
     """
     best: Evidence | None = None
     highest = -1.0

@@ -24,12 +24,7 @@ _HITS = 16
 
 
 class CacheEntry(NamedTuple):
-    """What caches keep of a result.
-
-    Attributes:
-        rows: Scores and rows, in the order of hits.
-        answerable: The score that says whether the index answers the query, if there is one.
-    """
+    """What caches keep of a result: scored rows in the order of hits, and the answerable score."""
 
     rows: ScoredRows
     answerable: float | None = None
@@ -37,28 +32,18 @@ class CacheEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """The result of one query.
-
-    Attributes:
-        entry: What caches keep.
-        hits: The hits of the rows.
-        fetch: Time to read the documents, or the ids of many [s].
-        search: Time to find the rows [s].
-        cached: Whether the rows come from a cache.
-        overflow: Whether the query was encoded by the encoder for a full queue.
-        failed: Channels of a hybrid search that failed or were late.
-        channel_seconds: Time of each channel of a hybrid search that answered [s].
-        cut: Whether more rows than are compared have the score of the last one of a channel.
-    """
+    """The result of one query; times in seconds."""
 
     entry: CacheEntry
     hits: "Hits"
-    fetch: float
-    search: float = 0.0
-    cached: bool = False
-    overflow: bool = False
-    failed: tuple[Channel, ...] = ()
+    fetch: float  # time to read the documents, or the ids of many
+    search: float = 0.0  # time to find the rows
+    cached: bool = False  # whether the rows come from a cache
+    overflow: bool = False  # whether the query was encoded by the encoder for a full queue
+    failed: tuple[Channel, ...] = ()  # channels of a hybrid search that failed or were late
+    # Time of each channel of a hybrid search that answered.
     channel_seconds: Mapping[Channel, float] = field(default_factory=dict)
+    # Whether more rows than are compared have the score of the last one of a channel.
     cut: bool = False
 
     @property
@@ -74,7 +59,6 @@ class Hits(Sequence[Hit]):
     The documents of a few hits are read at once, those of many when they are accessed.
 
     Args:
-        documents: The documents of the index.
         rows: Scores and rows, in the order of hits.
         explain: Explains the score of a row, if hits are explained.
         weights: The weights of the query's terms, if hits have evidence.
@@ -139,8 +123,7 @@ class Hits(Sequence[Hit]):
     def json(self, include: Sequence[str]) -> Iterator[bytes]:
         """Yields the hits as JSON, separated by commas, several at a time.
 
-        Args:
-            include: The optional fields, `text` and `metadata`.
+        `include` has the optional fields that are wanted, of `text` and `metadata`.
         """
         form = b'{"id":%b,"score":%b,"rank":%d,"title":%b'
         form += b"".join(b',"%b":%%b' % name.encode() for name in include) + b"%b}"

@@ -24,14 +24,10 @@ _STEP = 10.0**-DECIMALS
 
 
 class HitLimits:
-    """The limits of one query.
+    """The limits of one query, checked by `search/query.py`.
 
     Rows are taken from the best one on; a row is left out if its document, or one of its values of
     the field, has as many hits as it may have. Rows without a value of the field are not limited.
-
-    Args:
-        query: The query, checked by `search/query.py`.
-        documents: The documents of the index.
     """
 
     def __init__(self, query: Query, documents: DocumentReader) -> None:
@@ -91,7 +87,6 @@ def within(groups: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:
 
 
 def is_limited(query: Query) -> bool:
-    """Returns whether a query limits its hits per document or per value."""
     return query.collapse or query.limit_per is not None
 
 
@@ -114,11 +109,7 @@ def search_limited(
 
     Args:
         search: Returns this many of the best rows of a query, or more, or all.
-        query: The query.
-        limits: The limits.
-        count: Number of rows of the index.
         min_score: Lowest score; the search widens no further below it.
-        order: Returns scored rows in the order of hits.
         narrow: Whether further searches may leave out values that have all their hits. Scores of
             a row must not depend on the others.
 

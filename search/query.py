@@ -10,21 +10,13 @@ from search.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class QueryLimits:
-    """Limits of a query, and what reranks beside late interaction.
+    """Limits of a query, and what reranks beside late interaction."""
 
-    Attributes:
-        chars: Longest text [characters].
-        top_k: Largest `top_k`.
-        rerank: Largest number of hits that are ranked again.
-        rerank_default: How many are if the query does not say.
-        server: Whether a server ranks them.
-    """
-
-    chars: int
+    chars: int  # longest text [characters]
     top_k: int
-    rerank: int
-    rerank_default: int
-    server: bool = False
+    rerank: int  # largest number of hits that are ranked again
+    rerank_default: int  # how many are ranked again if the query does not say
+    server: bool = False  # whether a server ranks them
 
 
 def checked_query(snapshot: Snapshot, query: Query, limits: QueryLimits) -> Query:
@@ -93,11 +85,7 @@ def _checked_limit(snapshot: Snapshot, limit: HitLimit | None, top_k: int) -> Hi
 
 
 def check_text(text: str, limit: int, field: str = "query") -> str:
-    """Returns a text under the text rules.
-
-    Raises:
-        QueryError: If it is empty or has more than `limit` characters.
-    """
+    """Returns a text under the text rules; QueryError if it is empty or longer than `limit`."""
     if len(text) > limit:
         message = f"has {len(text)} characters; the limit is {limit}"
         raise QueryError(field, message, code="text_too_long", limit=limit)

@@ -22,22 +22,15 @@ RERANKERS: tuple[RerankerName, ...] = get_args(RerankerName)
 
 @dataclass(frozen=True, slots=True)
 class LateReranker:
-    """Reranks by late interaction (models/late_interaction.py).
-
-    Attributes:
-        tokens: The token vectors of the index version.
-        weight: Weight of MaxSim, which is added to the score of the search.
-    """
+    """Reranks by late interaction (models/late_interaction.py)."""
 
     tokens: TokenVectors
-    weight: float
+    weight: float  # of MaxSim, which is added to the score of the search
 
     def rerank(self, found: RankedList, query: FloatArray) -> RankedList:
         """Returns what a search has found in the order of score + weight · MaxSim.
 
-        Args:
-            found: What the search has found.
-            query: Token vectors of the query, float32 [tokens, dimension] of unit norm.
+        `query` are the token vectors of the query, float32 [tokens, dimension] of unit norm.
         """
         late = self.tokens.scores(query, found.rows)
         return _reordered(found, found.scores + np.float32(self.weight) * late, late, self.weight)

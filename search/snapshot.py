@@ -110,12 +110,7 @@ def open_version(
     others: Sequence[Encoder] = (),
     pair: Pair | None = None,
 ) -> Snapshot:
-    """Opens the version in a folder and checks its files, counts and canaries as `load_index`.
-
-    Raises:
-        IndexVersionError: If a check fails.
-        EmbeddingSpaceError: If index and query encoder do not share one embedding space.
-    """
+    """Opens the version in a folder and checks it as `load_index`, with the same errors."""
     files = VersionFiles.of(folder)
     with opening(folder):
         manifest = read_manifest(folder)

@@ -137,12 +137,7 @@ class SearchTask:
         return self._search_lexical(query, first_depth(query, self.snapshot.manifest.count))
 
     def channels(self) -> None:
-        """Searches each channel, fuses what they find and keeps the limits of the query.
-
-        Raises:
-            UnavailableError: If the store cannot be reached, and no other channel answers.
-            AbandonedError: If the task is abandoned meanwhile.
-        """
+        """Searches each channel, fuses what they find and keeps the limits of the query."""
         started = time.perf_counter()
         query, manifest = self._candidates_wanted(), self.snapshot.manifest
         searches: list[RankedList] = []
@@ -188,11 +183,7 @@ class SearchTask:
         self.seconds += seconds
 
     def read(self) -> QueryResult:
-        """Reads the documents of the rows, whose scores are final.
-
-        Raises:
-            AbandonedError: If the task is abandoned meanwhile.
-        """
+        """Reads the documents of the rows, whose scores are final."""
         query, ranked = self.query, self.ranked
         scores, rows = ranked.scores, ranked.rows
         if query.rerank:
@@ -220,11 +211,7 @@ class SearchTask:
         )
 
     def find(self, depth: int) -> RankedList:
-        """Returns at least the `depth` best rows, or all, without limits and reranking.
-
-        Raises:
-            UnavailableError: If the store cannot be reached, and no other channel answers.
-        """
+        """Returns at least the `depth` best rows, or all, without limits and reranking."""
         return self._find(self.query, depth)
 
     def features(self, found: RankedList) -> Features:

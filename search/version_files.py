@@ -10,19 +10,13 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class VersionFiles:
-    """The files of a version folder at one moment; equal if no file has changed.
-
-    Attributes:
-        folder: The folder.
-        stamps: The stamp of each file, by name; empty if the folder does not exist.
-    """
+    """The files of a version folder at one moment; equal if no file has changed."""
 
     folder: Path
-    stamps: dict[str, Stamp]
+    stamps: dict[str, Stamp]  # by name of the file; empty if the folder does not exist
 
     @classmethod
     def of(cls, folder: Path) -> Self:
-        """Returns the files as they are now."""
         try:
             # Components are in folders of their own.
             paths = [*folder.iterdir(), *folder.glob("[!.]*/*")]

@@ -16,8 +16,8 @@ from core.choices import (
     DEFAULT_QUERY_CHARS,
     SearchDevice,
 )
-from core.cpus import available_cpus
 from core.errors import CareError
+from core.machine import available_cpus
 from models.encoders.providers import BATCH_TOKENS, ProviderName
 
 # Variables with the same prefix that are not settings of the service: those of other commands and

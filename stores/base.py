@@ -33,59 +33,33 @@ class StoreError(IndexVersionError):
 
 @dataclass(frozen=True, slots=True)
 class SearchChoice:
-    """Search parameters and their measured recall.
-
-    Attributes:
-        parameters: The chosen parameters.
-        recall: Their mean recall@10.
-        tried: Mean recall@10 of each parameter combination that was measured.
-        hint: How to reach a higher recall, or "" if the target was reached.
-    """
+    """The chosen search parameters, their mean recall@10, and what else was measured."""
 
     parameters: dict[str, int]
     recall: float
-    tried: dict[str, float]
-    hint: str = ""
+    tried: dict[str, float]  # mean recall@10 of each combination of parameters
+    hint: str = ""  # how to reach a higher recall, or "" if the target was reached
 
 
 @dataclass(frozen=True, slots=True)
 class NewVectors:
-    """Input of the build of a new version's vectors.
-
-    Attributes:
-        index: Name of the index.
-        version: Id of the version.
-        folder: Hidden folder of the version, which has its documents and filters.
-        vectors: The vectors of all rows.
-        filters: The filters of all rows.
-        factory: Index type, accepted by `check_factory` for these vectors.
-        queries: float32 [q, dimension], held-out query vectors.
-        recall: Target recall@10 of the search parameters.
-        threads: Number of threads.
-        memory: Memory limit for inverted lists and for the training sample [bytes].
-        progress: Whether to show progress bars.
-    """
+    """Input of the build of a new version's vectors."""
 
     index: str
     version: str
-    folder: Path
+    folder: Path  # hidden folder of the version, which has its documents and filters
     vectors: ShardedVectors
     filters: FilterReader
-    factory: str
-    queries: FloatArray
-    recall: float
+    factory: str  # index type, accepted by `check_factory` for these vectors
+    queries: FloatArray  # float32 [q, dimension], held-out query vectors
+    recall: float  # target recall@10 of the search parameters
     threads: int
-    memory: int
-    progress: bool
+    memory: int  # limit for inverted lists and for the training sample [bytes]
+    progress: bool  # whether to show progress bars
 
 
 class Vectors(Protocol):
-    """The opened vectors of one version; thread-safe.
-
-    Attributes:
-        count: Number of vectors.
-        dimension: Their dimensions.
-    """
+    """The opened vectors of one version; thread-safe."""
 
     count: int
     dimension: int
@@ -120,7 +94,6 @@ class Vectors(Protocol):
 
         Args:
             queries: float32 [n, dimension], unit norm.
-            k: Number of hits.
 
         Returns:
             What `search` of all rows returns for each query, or None where a search for each is as
@@ -137,15 +110,9 @@ class Vectors(Protocol):
 
 
 def check_vectors(vectors: Vectors, manifest: IndexManifest, source: Path | str) -> None:
-    """Checks that the vectors match a manifest.
+    """Raises IndexVersionError if count, dimension or canaries of vectors differ from a manifest.
 
-    Args:
-        vectors: The opened vectors.
-        manifest: The manifest.
-        source: File or collection, for error messages.
-
-    Raises:
-        IndexVersionError: If count, dimensions or canaries differ.
+    `source` is the file or collection, for the message.
     """
     found = vectors.count, vectors.dimension
     expected = manifest.count, manifest.encoder.dimension
@@ -196,11 +163,7 @@ class VectorStore(ABC):
         """
 
     def active_version(self, index: IndexFolder) -> str:
-        """Returns the id of the version that services search; by default that in `CURRENT`.
-
-        Raises:
-            IndexVersionError: If the index has no active version.
-        """
+        """Returns the id of the version that services search; by default that in `CURRENT`."""
         return index.active()
 
     def activate(self, name: str, folder: Path) -> None:  # noqa: B027
@@ -215,8 +178,4 @@ class VectorStore(ABC):
         return False
 
     def drop(self, folder: Path) -> None:  # noqa: B027
-        """Deletes the vectors of the version in `folder` that are stored elsewhere.
-
-        Raises:
-            StoreError: If the request fails.
-        """
+        """Deletes the vectors of the version in `folder` that are stored elsewhere."""

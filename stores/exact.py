@@ -18,7 +18,6 @@ def exact_search(
     Args:
         queries: float32 [q, dimension].
         vectors: float32 [n, dimension], or chunks of it, each with its first row.
-        k: Number of hits per query.
 
     Returns:
         Scores, float32 [q, k], descending, and rows, int64 [q, k]; padded with -inf and -1 if

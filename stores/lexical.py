@@ -56,16 +56,7 @@ _HEAP = 128 << 20
 def write_full_text(
     folder: Path, documents: DocumentReader, filters: FilterReader, *, progress: bool = False
 ) -> Component:
-    """Writes the full text of a version to `folder`/lexical.
-
-    Args:
-        folder: Hidden folder of the new version.
-        documents: Its documents.
-        filters: Their filters.
-        progress: Whether to show a progress bar.
-
-    Returns:
-        The component for the manifest.
+    """Writes the full text of a version to `folder`/lexical; returns its entry for the manifest.
 
     Raises:
         CareError: If the files cannot be written.
@@ -144,12 +135,9 @@ class LexicalIndex:
     """The full text of one version; thread-safe.
 
     Args:
-        folder: Folder of the version.
-        component: The component of its manifest.
         term_list: Words of patients; a search also finds the terms that they mean.
 
     Attributes:
-        count: Number of rows.
         weight: Returns the weight of a term in BM25: its idf, or 0 if no document has it.
 
     Raises:

@@ -21,18 +21,14 @@ MOST_TIED = 2048
 
 
 def rounded(scores: FloatArray) -> NDArray[np.float64]:
-    """Returns scores as they are compared."""
     precise: NDArray[np.float64] = scores.astype(np.float64)
     return precise.round(DECIMALS)
 
 
 def ordered(found: ScoredRows, id_of: Callable[[int], str], most: int | None = None) -> ScoredRows:
-    """Returns the `most` first rows (all by default) in the order of hits.
+    """Returns the `most` first of scored rows, by default all, in the order of hits.
 
-    Args:
-        found: Scores and rows in any order.
-        id_of: Returns the id of a row; called for rows with equal scores only.
-        most: Number of rows.
+    `id_of` returns the id of a row; it is called for rows with equal scores only.
     """
     scores, rows = found
     values = rounded(scores)
@@ -67,7 +63,6 @@ def with_ties(
 
     Args:
         search: Returns this many of the best rows, best first, or fewer if it finds no more.
-        k: Number of rows, at least 1.
         fetch: How many rows to search for, more than k.
         available: How many rows there are, at most.
     """

@@ -39,9 +39,7 @@ def choose_parameters(
     """Finds the cheapest parameters whose mean recall@10 reaches the target, or else the best.
 
     Args:
-        search: Searches with given parameters.
         by_cost: Parameter combinations, the cheapest first; {} is exact search.
-        vectors: The indexed vectors.
         queries: float32 [q, dimension], held-out queries.
         target: Target recall@10, measured against exact search.
         hint: Index types with a higher recall, for the message if the target is not reached.

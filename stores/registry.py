@@ -38,18 +38,13 @@ def check_factory(store: StoreName, factory: str, dimension: int, count: int | N
 
 @dataclass(frozen=True, slots=True)
 class MilvusAddress:
-    """Address and credentials of Milvus.
+    """Address and credentials of Milvus."""
 
-    Attributes:
-        uri: Address, as in http://host:19530; /database is appended for another database than the
-            default one.
-        token: user:password or an API key, or "" without authentication.
-        timeout: Time-out of searches and small requests [s].
-    """
-
+    # As in http://host:19530; /database is appended for another database than the default one.
     uri: str
+    # user:password or an API key, or "" without authentication.
     token: str = field(default="", repr=False)
-    timeout: float = 20.0
+    timeout: float = 20.0  # time-out of searches and small requests [s]
 
 
 class VectorStores:

@@ -17,20 +17,12 @@ from stores.token_vectors import TokenVectors, open_token_vectors
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The open, immutable files of some documents; row i is the same document in all of them.
-
-    Attributes:
-        documents: The documents or chunks.
-        filters: Their filter values.
-        filter_values: The first filter fields by name, each with its most frequent values; bounded
-            in number and size.
-        vectors: Their vectors.
-        full_text: Their full text, if the version has it.
-        tokens: Their token vectors, if the version has them.
-    """
+    """The open, immutable files of some documents; row i is the same document in all of them."""
 
     documents: DocumentReader
     filters: FilterReader
+    # The first filter fields by name, each with its most frequent values; bounded in number and
+    # size.
     filter_values: Mapping[str, Sequence[FilterValue]]
     vectors: Vectors
     full_text: LexicalIndex | None
@@ -38,17 +30,11 @@ class Segment:
 
     @property
     def count(self) -> int:
-        """Number of rows."""
         return len(self.documents)
 
 
 def open_segment(folder: Path, manifest: IndexManifest, store: VectorStore) -> Segment:
     """Opens the files in the folder of a version.
-
-    Args:
-        folder: The folder.
-        manifest: Its manifest.
-        store: The store of its vectors.
 
     Raises:
         IndexVersionError: If a file cannot be read, or the files do not match the manifest.

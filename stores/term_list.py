@@ -16,13 +16,7 @@ GIVEN, USED = f"{TERMS}/given.tsv", f"{TERMS}/used.tsv"
 def write_terms(folder: Path, given: TermList, documents: DocumentReader) -> Component:
     """Writes a term list, and the part of it that helps with these documents, to `folder`/terms.
 
-    Args:
-        folder: Hidden folder of the new version.
-        given: The list.
-        documents: The documents of the version.
-
-    Returns:
-        The component for the manifest.
+    Returns its entry for the manifest.
     """
     used = given.for_documents(document_text(each.title, each.text) for each in documents)
     (folder / TERMS).mkdir()

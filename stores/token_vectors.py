@@ -25,15 +25,9 @@ _NAME = "vectors"
 def write_token_vectors(
     folder: Path, rows: Iterable[NDArray[np.uint8]], spec: TokenVectorSpec
 ) -> Component:
-    """Writes the token vectors of a version to `folder`/tokens.
+    """Writes the token vectors of a version to `folder`/tokens; returns its entry for the manifest.
 
-    Args:
-        folder: Hidden folder of the new version.
-        rows: The token vectors of each row, uint8 [tokens, bytes], as the encoder returned them.
-        spec: What they are.
-
-    Returns:
-        The component for the manifest.
+    `rows` are the token vectors of each row, uint8 [tokens, bytes], as the encoder returned them.
     """
     target = folder / TOKENS
     target.mkdir()
@@ -79,15 +73,7 @@ def open_token_vectors(folder: Path, manifest: IndexManifest) -> "TokenVectors |
 
 
 class TokenVectors:
-    """The token vectors of one version; thread-safe.
-
-    Args:
-        rows: The stored vectors of each row, one after another.
-        spec: What they are.
-
-    Attributes:
-        spec: What they are.
-    """
+    """The token vectors of one version, with what the manifest says of them; thread-safe."""
 
     def __init__(self, rows: Rows, spec: TokenVectorSpec) -> None:
         self._rows = rows

@@ -76,20 +76,15 @@ class PairCollator:
 
     A document of several queries occurs once in the batch. `positives` lists all positives of
     each query, padded with −1, so that the loss does not treat them as negatives.
-
-    Attributes:
-        texts: Tokens of a trained encoder's texts, or vectors of a frozen encoder's.
-        negatives: Hard negatives per query, sampled by seed, epoch and query.
-        teacher: Vectors of a teacher to add to the batch.
-        all_documents: Whether each batch holds every document of the corpus.
     """
 
     corpus: Corpus
+    # Tokens of a trained encoder's texts, or vectors of a frozen encoder's.
     texts: Mapping[Role, Tokens | ShardedVectors | FloatArray]
-    negatives: int
+    negatives: int  # hard negatives per query, sampled by seed, epoch and query
     seed: int
-    teacher: TeacherVectors | None = None
-    all_documents: bool = False
+    teacher: TeacherVectors | None = None  # vectors of a teacher to add to the batch
+    all_documents: bool = False  # whether each batch holds every document of the corpus
 
     def __post_init__(self) -> None:
         if self.teacher is not None:
@@ -141,17 +136,11 @@ class PairCollator:
 
 @dataclass
 class DrawnExamples:
-    """Draws a batch of pairs at random for each batch of other items.
-
-    Attributes:
-        collate: Collates the pairs.
-        batches: The batches to draw from: (epoch, pair) items.
-        seed: Seed of the draws, which also depend on the first item of the other batch.
-    """
+    """Draws a batch of pairs at random for each batch of other items."""
 
     collate: PairCollator
-    batches: Sequence[Sequence[Item]]
-    seed: int
+    batches: Sequence[Sequence[Item]]  # the batches to draw from: (epoch, pair) items
+    seed: int  # seed of the draws, which also depend on the first item of the other batch
 
     def __call__(self, items: Sequence[Item]) -> Batch:
         """Returns the drawn batch, as `PairCollator` does."""
@@ -161,21 +150,13 @@ class DrawnExamples:
 
 @dataclass
 class AlignCollator:
-    """Collates (epoch, number) items of an alignment into the tensors of a batch.
-
-    Attributes:
-        tokens: Tokens of the texts.
-        texts: int64 [numbers], row of each item's text in `tokens`.
-        teacher: Vectors of the teacher.
-        targets: int64 [numbers], row of each item's target among the teacher's vectors.
-        examples: Further pairs of each batch, or None.
-    """
+    """Collates (epoch, number) items of an alignment into the tensors of a batch."""
 
     tokens: Tokens
-    texts: RowArray
+    texts: RowArray  # int64 [numbers], row of each item's text in `tokens`
     teacher: TeacherVectors
-    targets: RowArray
-    examples: DrawnExamples | None = None
+    targets: RowArray  # int64 [numbers], row of each item's target among the teacher's vectors
+    examples: DrawnExamples | None = None  # further pairs of each batch, or None
 
     def __call__(self, items: Sequence[Item]) -> Batch:
         """Returns `query_ids` and `query_mask`, int64 [n, length], and `teacher`, float32 [n, d].

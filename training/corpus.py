@@ -59,15 +59,10 @@ def key_of(text_id: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TextSet(Sequence[Text]):
-    """Distinct texts, in the order in which they were read.
-
-    Attributes:
-        texts: The texts.
-        keys: uint64 [texts], their keys.
-    """
+    """Distinct texts, in the order in which they were read."""
 
     texts: Sequence[str]
-    keys: KeyArray
+    keys: KeyArray  # uint64 [texts], by `key_of`
 
     @classmethod
     def open(cls, folder: Path, name: str = "texts") -> Self:
@@ -140,7 +135,6 @@ class Corpus:
         return len(self.queries)
 
     def texts(self, role: Role) -> Sequence[str]:
-        """Returns the queries or the documents."""
         return self.queries if role == "query" else self.documents
 
     def of_pairs(self, role: Role, values: NDArray[Any]) -> NDArray[Any]:
@@ -149,7 +143,6 @@ class Corpus:
         return np.repeat(values, pairs.lengths) if role == "query" else values[pairs.values]
 
     def examples(self) -> Iterator[Example]:
-        """Yields the examples."""
         for row, query in enumerate(self.queries):
             documents = self._texts(self.positives[row]), self._texts(self.negatives[row])
             yield Example(query, *documents)
@@ -200,11 +193,9 @@ class _TextsWriter(RowsWriter):
 
     @property
     def keys(self) -> KeyArray:
-        """Keys of the texts, uint64 [texts]."""
         return np.frombuffer(self._keys, dtype=np.uint64)
 
     def write(self, text: Text) -> None:
-        """Appends a text."""
         self.append(text.text.encode())
         self._keys.append(key_of(text.id))
 

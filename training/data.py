@@ -56,11 +56,7 @@ class DevSet:
 
 
 def entry_files(entry: DataEntry | Dev, mined: Mined) -> list[Path]:
-    """Returns the files of a data entry.
-
-    Raises:
-        TrainingError: If no earlier stage has the name in `mined`.
-    """
+    """Returns the files of a data entry; TrainingError if `mined` lacks the stage that it names."""
     if isinstance(entry, Dev) or entry.beir is not None:
         return list(beir_paths(Path(entry.beir or ""), entry.split))
     if entry.mined is not None:
@@ -202,7 +198,6 @@ def _examples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
 
 
 def _texts(entry: DataEntry, mined: Mined) -> Iterator[list[Text]]:
-    """Yields the texts of each record."""
     if entry.texts is not None:
         path = Path(entry.texts)
         for number, record in read_jsonl(path):

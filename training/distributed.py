@@ -100,7 +100,6 @@ def all_gather_with_grad(values: Tensor) -> tuple[Tensor, int]:
 
 
 def gather(number: int) -> list[int]:
-    """Returns the numbers of all processes in the order of ranks."""
     if not distributed.is_initialized():
         return [number]
     found = [0] * distributed.get_world_size()
@@ -132,11 +131,8 @@ def local(value: Tensor) -> Tensor:
 def whole_state(module: nn.Module, *, trained: bool = False) -> dict[str, Tensor]:
     """Returns the weights of a module, gathered from all processes if they are sharded.
 
-    All processes must call it; all but the main process get an empty dictionary.
-
-    Args:
-        module: The module.
-        trained: Whether to return only weights that are trained.
+    All processes must call it; all but the main process get an empty dictionary. With `trained`,
+    only weights that are trained are returned.
     """
     names = {name for name, value in module.named_parameters() if value.requires_grad}
     state = {}

@@ -1,7 +1,7 @@
 """Trainable encoders: a transformers checkpoint, pooling and an optional linear projection."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -14,15 +14,17 @@ from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
+from transformers import AutoModel
 
 from core.encoders import EncoderSpec, Role
+from core.errors import CareError
 from core.progress import Progress
 from core.rows import Rows, RowsWriter, blocks, offsets_of
 from core.types import FloatArray
 from models.encoders.checkpoints import checkpoint_tokenizer
+from models.encoders.configuration import read_configuration
 from models.encoders.modules import read_modules, write_modules
 from models.encoders.tokenizer import TextTokenizer
-from training.backbone import freeze, load_backbone, set_dropout
 from training.distributed import gather, processes, progress, shard, whole_state
 from training.errors import TrainingError
 from training.files import checksum
@@ -38,32 +40,22 @@ _TOKENIZER_FILES = ("*token*.json", "chat_template*", "vocab.*", "merges.txt", "
 
 
 class EncoderCheckpoint(BaseModel):
-    """An encoder on disk.
-
-    Attributes:
-        folder: Model, tokenizer and, if there is one, the projection.
-        adapter: Folder of a LoRA adapter.
-        config: Entries that replace those of the model's config.json.
-        init: The encoder's entry in the recipe.
-        native_dimension: Dimensions of the vectors before truncation.
-        model: Name of the model in specs.
-        revision: Revision of the model in specs.
-        graph: The spec of the ONNX graph that the weights were read from, with absolute paths;
-            None if they were trained or changed, or come from a checkpoint.
-        key: Checksum of everything that the encoder was made from.
-    """
+    """An encoder on disk."""
 
     model_config = ConfigDict(frozen=True)
 
-    folder: Path
-    adapter: Path | None
+    folder: Path  # model, tokenizer and, if there is one, the projection
+    adapter: Path | None  # folder of a LoRA adapter
+    # Entries that replace those of the model's config.json.
     config: dict[str, Any] = Field(default_factory=dict)
-    init: EncoderInit
-    native_dimension: int
-    model: str
+    init: EncoderInit  # the encoder's entry in the recipe
+    native_dimension: int  # dimensions of the vectors before truncation
+    model: str  # name of the model in specs
     revision: str
+    # The spec of the ONNX graph that the weights were read from, with absolute paths; None if they
+    # were trained or changed, or come from a checkpoint.
     graph: EncoderSpec | None = None
-    key: str
+    key: str  # checksum of everything that the encoder was made from
 
     @property
     def dimension(self) -> int:
@@ -115,7 +107,6 @@ class Encoder(nn.Module):
     """Computes text vectors from tokens, in training and in evaluation.
 
     Args:
-        checkpoint: The encoder on disk.
         trainable: Whether the weights get gradients; with LoRA, those of the adapter only.
             Trained weights are float32, whatever the checkpoint's dtype: the updates of an
             optimizer are too small for 16 bits.
@@ -151,12 +142,12 @@ class Encoder(nn.Module):
         if not trainable:
             self.requires_grad_(False)
         elif init.frozen_layers is not None:
-            freeze(self.model, init.frozen_layers)
+            _freeze(self.model, init.frozen_layers)
         for value in self.parameters():
             if value.requires_grad:
                 value.data = value.data.float()
         if dropout is not None:
-            set_dropout(self, dropout)
+            _set_dropout(self, dropout)
         if gradient_checkpointing and trainable:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
             if init.lora:
@@ -243,6 +234,62 @@ class Encoder(nn.Module):
             standalone_tokenizer(self.checkpoint).save(str(folder / "tokenizer.json"))
         write_layout(folder, self.checkpoint.init, self.projection)
         return saved
+
+
+def load_backbone(
+    folder: Path, dtype: str = "float32", config: Mapping[str, Any] | None = None
+) -> Any:
+    """Loads a transformers checkpoint without its pooler, which training does not use.
+
+    `config` replaces entries of config.json.
+
+    Raises:
+        TrainingError: If the checkpoint does not load or lacks weights.
+        PairError: If transformers does not support the model type.
+    """
+    try:
+        model, report = AutoModel.from_pretrained(
+            folder,
+            config=read_configuration(folder, config or {}),
+            dtype=getattr(torch, dtype),
+            output_loading_info=True,
+        )
+    except CareError:
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        reason = f"cannot be loaded as a transformers checkpoint: {error}"
+        raise TrainingError.at(folder, reason, "bad_checkpoint") from error
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        reason = f"lacks {len(missing)} weights of the model, the first is {missing[0]}"
+        raise TrainingError.at(folder, reason, "missing_weights")
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    return model
+
+
+def _freeze(model: Any, layers: int) -> None:
+    """Freezes the embeddings and the first layers of a BERT-like model.
+
+    Raises:
+        TrainingError: If the model has another layout or fewer layers.
+    """
+    stack = getattr(getattr(model, "encoder", None), "layer", None)
+    if stack is None or not hasattr(model, "embeddings") or layers > len(stack):
+        reason = f"cannot freeze {layers} layers of {type(model).__name__}: it is not a BERT-like "
+        reason += f"model with at least {layers} layers"
+        raise TrainingError.at("frozen_layers", reason, "no_such_layer")
+    for module in (model.embeddings, *stack[:layers]):
+        module.requires_grad_(False)
+
+
+def _set_dropout(module: nn.Module, dropout: float) -> None:
+    """Replaces the dropout of all layers, also that of attention."""
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = dropout
+        elif isinstance(getattr(part, "attention_dropout", None), float):
+            setattr(part, "attention_dropout", dropout)  # noqa: B010 (typed as a module)
 
 
 def tokenize(checkpoint: EncoderCheckpoint, prompt: str, texts: Sequence[str]) -> Tokens:

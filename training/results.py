@@ -108,11 +108,7 @@ def write_result(
 def write_run(recipe: Recipe, seed: int, folders: Mapping[str, Path], folder: Path) -> None:
     """Writes the last pair and projections, the resolved recipe and a summary of the stages.
 
-    Args:
-        recipe: The recipe.
-        seed: Seed of the run.
-        folders: Folders of the stages, by name in the order of the recipe.
-        folder: Folder of the run, which is created.
+    `folders` are those of the stages, by name in the order of the recipe; `folder` is created.
     """
     folder.mkdir(parents=True, exist_ok=True)
     stages = {}

@@ -86,11 +86,9 @@ class RetroMaeCollator:
     """Collates texts into a batch; masks depend on the seed, the epoch and the batch's first text.
 
     Args:
-        tokens: Tokens of all texts.
         checkpoint: Its tokenizer defines special tokens and the mask token. Without a mask token
             the unknown token is used.
         masks: Share of tokens masked for the encoder, and share hidden from the decoder.
-        seed: Seed of the masks.
 
     Raises:
         TrainingError: If the tokenizer has neither a mask token nor an unknown token.

@@ -41,10 +41,8 @@ def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
     """Runs a recipe with one seed and returns the folder of the run.
 
     Args:
-        recipe: The recipe.
         out: Folder of stages and results; runs with the same folder share finished stages.
         seed: Seed of the run; stages with the key `seed` use that instead.
-        report: Called with each line of progress.
 
     Raises:
         CareError: If the recipe, its data or a checkpoint is invalid, or the disk fails.

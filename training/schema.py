@@ -30,34 +30,22 @@ class Prompts(Settings):
 
 
 class Lora(Settings):
-    """A LoRA adapter (arXiv 2106.09685); the defaults are those of CARE (arXiv 2604.10937).
+    """A LoRA adapter (arXiv 2106.09685); the defaults are those of CARE (arXiv 2604.10937)."""
 
-    Attributes:
-        r: Rank.
-        alpha: The update is scaled by alpha / r.
-        dropout: Dropout of the adapter's input.
-        targets: Names of the linear layers to adapt, or `all-linear`.
-    """
-
-    r: Positive = 32
-    alpha: Positive = 64
-    dropout: float = Field(0.0, ge=0, lt=1)
-    targets: str | list[str] = "all-linear"
+    r: Positive = 32  # rank
+    alpha: Positive = 64  # the update is scaled by alpha / r
+    dropout: float = Field(0.0, ge=0, lt=1)  # dropout of the adapter's input
+    targets: str | list[str] = "all-linear"  # names of the linear layers to adapt, or `all-linear`
 
 
 class Lookup(Settings):
-    """A query encoder without layers, `models.encoders.lookup`, made from another encoder.
+    """A query encoder without layers, `models.encoders.lookup`, made from another encoder."""
 
-    Attributes:
-        table: First token vectors: `outputs`, the encoder's vector of each token alone;
-            `embeddings`, its token embeddings; or `random`.
-        prompt: Prompt of the encoder for `outputs`.
-        context: Width of the tables of a token's neighbours; 0 for none.
-    """
-
+    # First token vectors: `outputs`, the encoder's vector of each token alone; `embeddings`, its
+    # token embeddings; or `random`.
     table: Literal["outputs", "embeddings", "random"] = "outputs"
-    prompt: str = ""
-    context: int = Field(0, ge=0)
+    prompt: str = ""  # prompt of the encoder for `outputs`
+    context: int = Field(0, ge=0)  # width of the tables of a token's neighbours; 0 for none
 
 
 class Part(Settings):

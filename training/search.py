@@ -20,8 +20,6 @@ def search(
     Args:
         queries: float32 [q, d].
         documents: Vectors of at least k documents.
-        k: Number of documents per query.
-        device: Where to search.
 
     Returns:
         Scores, float32 [q, k], descending, and rows, int64 [q, k].

@@ -36,14 +36,8 @@ def token_states(
 ) -> Rows:
     """Returns the states of each text's tokens in the last layer, with unit norm.
 
-    Args:
-        cache: Folder of cached states; those of the same texts are read from there.
-        checkpoint: The encoder.
-        role: Role in which the texts are encoded.
-        texts: The texts.
-        max_length: Tokens of a text that are encoded, with the prompt and special tokens.
-        batch: Texts encoded at a time.
-        precision: Precision of the computation.
+    States of the same texts are read from the folder `cache`. `max_length` tokens of a text are
+    encoded, with the prompt and special tokens; `batch` texts at a time.
 
     Returns:
         Rows with values float16 [tokens, width]; row i has the tokens of text i.

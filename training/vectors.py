@@ -37,21 +37,13 @@ _SHARD_ROWS = 65_536
 
 
 class VectorsRecord(BaseModel):
-    """Contents of `vectors.json`.
+    """Contents of `vectors.json`."""
 
-    Attributes:
-        encoder: Key of the encoder, which identifies the embedding space.
-        prompts: Prompts of both roles.
-        dimension: Dimensions of the vectors.
-        count: Number of vectors.
-        shard: Rows per shard; the last shard may have fewer.
-    """
-
-    encoder: str
-    prompts: Prompts
+    encoder: str  # key of the encoder, which identifies the embedding space
+    prompts: Prompts  # prompts of both roles
     dimension: int
     count: int
-    shard: int
+    shard: int  # rows per shard; the last shard may have fewer
 
 
 def compute(
@@ -187,7 +179,6 @@ class TeacherVectors(ShardedVectors):
     All processes must make this object: the main process verifies the files.
 
     Args:
-        folder: The folder that `compute` wrote.
         encoder: Key of the encoder that must have computed the vectors; None for any.
         dimension: Dimensions that the vectors must have; None for any.
 

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from care.cli.options import Json, takes
+from care.cli.options import Json, takes_fields
 from care.cli.output import show
 from care.extras import require
+from care.options import file
 from loadtest.bench.options import ServiceOptions
 from loadtest.traffic import SAMPLE
 
@@ -18,7 +20,7 @@ app = typer.Typer(
 
 
 @app.command("service")
-@takes(ServiceOptions)
+@takes_fields
 def service(options: ServiceOptions) -> None:
     """Measure the service over HTTP: its modes, and overload; needs wrk."""
     require("bench", make="bench")
@@ -29,7 +31,7 @@ def service(options: ServiceOptions) -> None:
 
 
 @app.command("peers")
-@takes(ServiceOptions)
+@takes_fields
 def peers(options: ServiceOptions) -> None:
     """Measure the service beside the bare loop and other systems; needs wrk."""
     require("bench", "train", make="bench-peers")
@@ -43,19 +45,15 @@ def peers(options: ServiceOptions) -> None:
 def encoders(
     pairs: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="PAIR...",
             help="Trained or registered pairs, or paths of .toml files; ratios are relative to the "
             "first one.",
         ),
     ],
-    queries: Annotated[
-        Path, typer.Option(metavar="FILE", help="JSONL of queries with text.")
-    ] = SAMPLE,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of an encoder.")] = 1,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds; the encoders alternate in each.")
-    ] = 15,
+    queries: Annotated[Path, file("JSONL of queries with text.")] = SAMPLE,
+    threads: Annotated[int, Option(min=1, help="Threads of an encoder.")] = 1,
+    rounds: Annotated[int, Option(min=1, help="Rounds; the encoders alternate in each.")] = 15,
     json_: Json = False,
 ) -> None:
     """Compare the speed of query encoders, one query at a time and in batches of 32."""

@@ -1,25 +1,30 @@
 """`care cmedteb`: systems scored on CMedTEB, compared and reported."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from care.cli.options import Json
+from care.cli.options import Json, takes_fields
 from care.cli.output import note, print_lines, show
 from care.extras import require
+from care.options import file, folder
 from core.choices import DEFAULT_PAIR
+
+if TYPE_CHECKING:
+    from evaluation.cmedteb.evaluate import System
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Score pairs on CMedTEB, compare and report them, plot accuracy against speed.",
 )
 
-_DEFAULT_CACHE = Path("builds/embeddings")
-
 Systems = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--system",
         metavar="SYSTEM",
         help="Trained or registered pair, path of a pair's .toml file, bm25 (words) or "
@@ -27,37 +32,49 @@ Systems = Annotated[
         show_default=DEFAULT_PAIR,
     ),
 ]
-Data = Annotated[
-    str, typer.Option(metavar="FOLDER", help="Folder of the data, or hub for the Hugging Face Hub.")
-]
+Data = Annotated[str, folder("Folder of the data, or hub for the Hugging Face Hub.")]
 Hub = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="OWNER/NAME", help="With --data hub: data sets OWNER/NAME-retrieval, -rerank, -sts."
     ),
 ]
-Split = Annotated[
-    str, typer.Option(metavar="SPLIT", help="Split of the retrieval data in a folder.")
-]
-Instructions = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="TOML file of instructions by task, for encoders that have one."
-    ),
-]
-Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of results.")]
-Cache = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of cached vectors.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Texts per batch of the encoder.")]
+Split = Annotated[str, Option(metavar="SPLIT", help="Split of the retrieval data in a folder.")]
+Out = Annotated[Path, folder("Folder of results.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How systems encode texts."""
+
+    instructions: Annotated[
+        Path | None, file("TOML file of instructions by task, for encoders that have one.")
+    ] = None
+    cache: Annotated[Path, folder("Folder of cached vectors.")] = Path("builds/embeddings")
+    batch_size: Annotated[int, Option(min=1, help="Texts per batch of the encoder.")] = 32
+
+    def systems(self, names: Sequence[str] | None) -> "list[System]":
+        """Returns the systems with these names."""
+        from evaluation.cmedteb.benchmark import load_systems
+
+        return load_systems(names or [DEFAULT_PAIR], **asdict(self))
+
+    def by_task(self) -> Mapping[str, str] | None:
+        """Reads the instructions, if there are any."""
+        from evaluation.cmedteb.tasks import read_instructions
+
+        return read_instructions(self.instructions) if self.instructions else None
 
 
 @app.command()
+@takes_fields
 def run(
     data: Data,
     out: Out,
     systems: Systems = None,
     tasks: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--task",
             metavar="TASK",
             help="Only this task. May be repeated.",
@@ -66,30 +83,22 @@ def run(
     ] = None,
     hub: Hub = None,
     split: Split = "test",
-    instructions: Instructions = None,
-    cache: Cache = _DEFAULT_CACHE,
-    batch_size: BatchSize = 32,
+    *,
+    encoding: Encoding,
     json_: Json = False,
 ) -> None:
     """Score systems on the tasks, and write the runs and the table of all systems."""
     _require()
-    from evaluation.cmedteb.benchmark import TABLE, load_systems, run_benchmark
+    from evaluation.cmedteb.benchmark import TABLE, run_benchmark
     from evaluation.cmedteb.results import read_scores
-    from evaluation.cmedteb.tasks import TASKS, find_tasks, read_instructions
+    from evaluation.cmedteb.tasks import TASKS, find_tasks
 
-    own = read_instructions(instructions) if instructions else None
-    found = find_tasks(data, split, hub, tasks or [], own)
+    found = find_tasks(data, split, hub, tasks or [], encoding.by_task())
     held = {known.name for known in found}
     missing = [known.name for known in TASKS if known.name not in held]
     if missing and not tasks:
         note(f"{data} does not hold {', '.join(missing)}")
-    table = run_benchmark(
-        load_systems(
-            systems or [DEFAULT_PAIR], cache, instructions=instructions, batch_size=batch_size
-        ),
-        found,
-        out,
-    )
+    table = run_benchmark(encoding.systems(systems), found, out)
     scores = {
         system: {task: score.value for task, score in by_task.items()}
         for system, by_task in read_scores(out).items()
@@ -105,7 +114,7 @@ def report(
     hub: Hub = None,
     split: Split = "test",
     failures: Annotated[
-        int, typer.Option(min=1, help="Queries shown for each system and task, at most.")
+        int, Option(min=1, help="Queries shown for each system and task, at most.")
     ] = 50,
 ) -> None:
     """Write the HTML report of all scores."""
@@ -119,8 +128,8 @@ def report(
 
 @app.command()
 def compare(
-    first: Annotated[str, typer.Argument(metavar="FIRST", help="Name of a scored system.")],
-    second: Annotated[str, typer.Argument(metavar="SECOND", help="Name of another scored system.")],
+    first: Annotated[str, Argument(metavar="FIRST", help="Name of a scored system.")],
+    second: Annotated[str, Argument(metavar="SECOND", help="Name of another scored system.")],
     out: Out,
 ) -> None:
     """Test the differences between the scores of two systems."""
@@ -131,10 +140,11 @@ def compare(
 
 
 @app.command()
+@takes_fields
 def tradeoff(
     systems: Annotated[
         list[str],
-        typer.Option(
+        Option(
             "--system",
             metavar="SYSTEM",
             help="Registered pair, path of a pair's .toml file, bm25 (words) or bm25-characters "
@@ -145,35 +155,30 @@ def tradeoff(
     out: Out,
     hub: Hub = None,
     split: Split = "test",
-    instructions: Instructions = None,
-    cache: Cache = _DEFAULT_CACHE,
-    batch_size: BatchSize = 32,
+    *,
+    encoding: Encoding,
 ) -> None:
     """Plot nDCG@10 against queries per second."""
     _require()
-    from evaluation.cmedteb.benchmark import load_systems
-    from evaluation.cmedteb.tasks import find_tasks, read_instructions
+    from evaluation.cmedteb.tasks import find_tasks
     from evaluation.cmedteb.tradeoff import measure_tradeoff
 
-    own = read_instructions(instructions) if instructions else None
-    tasks = find_tasks(data, split, hub, ["retrieval"], own)
-    loaded = load_systems(systems, cache, instructions=instructions, batch_size=batch_size)
-    table = measure_tradeoff(loaded, tasks, out)
+    tasks = find_tasks(data, split, hub, ["retrieval"], encoding.by_task())
+    table = measure_tradeoff(encoding.systems(systems), tasks, out)
     print_lines([*table.split("\n"), f"wrote {out}/tradeoff.md, .json, .png and .svg"])
 
 
 @app.command()
+@takes_fields
 def splits(
-    data: Annotated[Path, typer.Option(metavar="FOLDER", help="BEIR folder, as of care splits.")],
+    data: Annotated[Path, folder("BEIR folder, as of care splits.")],
     splits: Annotated[
-        list[str],
-        typer.Option("--split", metavar="SPLIT", help="Split of the folder. May be repeated."),
+        list[str], Option("--split", metavar="SPLIT", help="Split of the folder. May be repeated.")
     ],
     out: Out,
     systems: Systems = None,
-    instructions: Instructions = None,
-    cache: Cache = _DEFAULT_CACHE,
-    batch_size: BatchSize = 32,
+    *,
+    encoding: Encoding,
     json_: Json = False,
 ) -> None:
     """Compare systems on splits of one corpus: nDCG@10, speed and size of the query side.
@@ -181,14 +186,9 @@ def splits(
     Differences are to the first system.
     """
     _require()
-    from evaluation.cmedteb.benchmark import load_systems
     from evaluation.cmedteb.splits import compare_on_splits
-    from evaluation.cmedteb.tasks import read_instructions
 
-    own = read_instructions(instructions) if instructions else None
-    loaded = load_systems(
-        systems or [DEFAULT_PAIR], cache, instructions=instructions, batch_size=batch_size
-    )
+    own, loaded = encoding.by_task(), encoding.systems(systems)
     result, table = compare_on_splits(loaded, data, splits, out, own)
     lines = [*table.rstrip().split("\n"), f"wrote {out}/splits.md and .json"]
     show(result, lines, as_json=json_)

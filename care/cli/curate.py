@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from care.cli.options import Json
 from care.cli.output import show
 from care.extras import require
-from care.options import PairName
+from care.options import PairName, file, folder
 from core.choices import DEFAULT_PAIR
 
 app = typer.Typer(
@@ -18,17 +19,12 @@ app = typer.Typer(
 )
 
 Config = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="YAML file: see docs/make-a-benchmark.md.")
+    Path, Argument(metavar="CONFIG", help="YAML file: see docs/make-a-benchmark.md.")
 ]
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER", help="Replaces ${data} in the file.", show_default="the key data"
-    ),
-]
+Data = Annotated[Path | None, folder("Replaces ${data} in the file.", show_default="the key data")]
 Changes = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="KEY=VALUE",
         help="Change a key of the file, as in judges.0.model=m. May be repeated.",
@@ -37,12 +33,7 @@ Changes = Annotated[
 
 PromptFile = Annotated[
     Path | None,
-    typer.Option(
-        "--prompts",
-        metavar="FILE",
-        help="YAML file of prompts, instead of the default ones.",
-        show_default="the key prompts",
-    ),
+    file("YAML file of prompts, instead of the default ones.", show_default="the key prompts"),
 ]
 
 
@@ -56,23 +47,18 @@ _BY_RECIPE = {
 
 @app.command()
 def clean(
-    queries: Annotated[
-        Path, typer.Option(metavar="FILE", help="JSONL of questions: _id and text.")
-    ],
-    corpus: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="JSONL of documents: _id, text and perhaps title."),
-    ],
-    output: Annotated[Path, typer.Option(metavar="FOLDER", help="The data folder of recipes.")],
+    queries: Annotated[Path, file("JSONL of questions: _id and text.")],
+    corpus: Annotated[Path, file("JSONL of documents: _id, text and perhaps title.")],
+    output: Annotated[Path, folder("The data folder of recipes.")],
     benchmark: Annotated[
-        int, typer.Option(min=0, help="Questions that are kept apart for a benchmark.")
+        int, Option(min=0, help="Questions that are kept apart for a benchmark.")
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of the choice of these questions.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the choice of these questions.")] = 0,
     json_: Json = False,
 ) -> None:
     """Clean and anonymise raw questions and documents, and pair them."""
     _require()
-    from curation.clean_texts import clean_texts
+    from curation.cleaning import clean_texts
 
     result = clean_texts(queries, corpus, output, benchmark=benchmark, seed=seed)
     _show(result, json_)
@@ -97,23 +83,13 @@ for _name, _help in _BY_RECIPE.items():
 
 @app.command()
 def reword(
-    queries: Annotated[
-        Path, typer.Argument(metavar="FILE", help="JSONL of questions: _id and text.")
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE", help="JSONL of the rewordings: _id, text, original, original_text."
-        ),
-    ],
+    queries: Annotated[Path, Argument(metavar="FILE", help="JSONL of questions: _id and text.")],
+    output: Annotated[Path, file("JSONL of the rewordings: _id, text, original, original_text.")],
     part: Annotated[
-        Literal["a", "b"],
-        typer.Option(help="Part of the rules: a to train with, b to measure with."),
+        Literal["a", "b"], Option(help="Part of the rules: a to train with, b to measure with.")
     ] = "a",
-    versions: Annotated[
-        int, typer.Option(min=1, help="Largest number of rewordings of a question.")
-    ] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
+    versions: Annotated[int, Option(min=1, help="Largest number of rewordings of a question.")] = 1,
+    seed: Annotated[int, Option(help="Seed of all random choices.")] = 0,
     json_: Json = False,
 ) -> None:
     """Reword questions in patients' everyday words, by rules."""
@@ -132,11 +108,11 @@ def mix(config: Config, data: Data = None, changes: Changes = None, json_: Json 
 @app.command("expert-sample")
 def expert_sample(
     benchmark: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Output folder of build-benchmark or audit.")
+        Path, Argument(metavar="FOLDER", help="Output folder of build-benchmark or audit.")
     ],
-    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the files to write.")],
-    size: Annotated[int, typer.Option(min=1, help="Number of pairs.")] = 5000,
-    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
+    output: Annotated[Path, folder("Folder of the files to write.")],
+    size: Annotated[int, Option(min=1, help="Number of pairs.")] = 5000,
+    seed: Annotated[int, Option(help="Seed of the sample.")] = 0,
     json_: Json = False,
 ) -> None:
     """Write agreed pairs, or false negatives of an audit, as a spreadsheet for an expert."""
@@ -150,12 +126,10 @@ def expert_sample(
 @app.command("expert-agreement")
 def expert_agreement(
     labels: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The labelled spreadsheet, CSV or XLSX.")
+        Path, Argument(metavar="FILE", help="The labelled spreadsheet, CSV or XLSX.")
     ],
-    key: Annotated[Path, typer.Option(metavar="FILE", help="key.jsonl of expert-sample.")],
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the result as JSON.")
-    ] = None,
+    key: Annotated[Path, file("key.jsonl of expert-sample.")],
+    output: Annotated[Path | None, file("Also write the result as JSON.")] = None,
     json_: Json = False,
 ) -> None:
     """Compare an expert's labels with the judges."""
@@ -173,48 +147,40 @@ def expert_agreement(
 def diversify(
     kind: Annotated[
         Literal["queries", "documents"],
-        typer.Argument(
-            metavar="KIND", help="queries or documents: selects the rule and the encoder."
-        ),
+        Argument(metavar="KIND", help="queries or documents: selects the rule and the encoder."),
     ],
     texts: Annotated[
-        Path, typer.Argument(metavar="FILE", help="JSONL with text and, for documents, title.")
+        Path, Argument(metavar="FILE", help="JSONL with text and, for documents, title.")
     ],
-    output: Annotated[Path, typer.Option(metavar="FILE", help="JSONL of the kept lines.")],
+    output: Annotated[Path, file("JSONL of the kept lines.")],
     pair: PairName = DEFAULT_PAIR,
-    vectors: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help=".npy of float32 vectors, instead of encoding."),
-    ] = None,
-    k: Annotated[int, typer.Option(min=1, help="Nearest kept texts that are compared.")] = 5,
+    vectors: Annotated[Path | None, file(".npy of float32 vectors, instead of encoding.")] = None,
+    k: Annotated[int, Option(min=1, help="Nearest kept texts that are compared.")] = 5,
     t: Annotated[
         float | None,
-        typer.Option(
+        Option(
             help="Cosine above which two texts are near duplicates.",
             show_default="depends on pair and KIND",
         ),
     ] = None,
-    n: Annotated[int, typer.Option(help="Near duplicates among the k that are allowed.")] = 1,
+    n: Annotated[int, Option(help="Near duplicates among the k that are allowed.")] = 1,
     distinct: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="JSONL of texts that are known to differ, to derive --t from."
-        ),
+        Path | None, file("JSONL of texts that are known to differ, to derive --t from.")
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1,
             help="Texts that are kept without a check, to start the index.",
             show_default="5000, or a tenth of the texts if that is less",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random choice of these texts.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the random choice of these texts.")] = 0,
     flat_limit: Annotated[
-        int, typer.Option(min=0, help="Kept texts up to which the search is exact.")
+        int, Option(min=0, help="Kept texts up to which the search is exact.")
     ] = 100_000,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch of the encoder.")] = 32,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of encoder and search.")] = 1,
+    batch_size: Annotated[int, Option(min=1, help="Texts per batch of the encoder.")] = 32,
+    threads: Annotated[int, Option(min=1, help="Threads of encoder and search.")] = 1,
     json_: Json = False,
 ) -> None:
     """Drop near-duplicate texts."""

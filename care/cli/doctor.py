@@ -4,11 +4,11 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from care.cli.options import Json
+from care.cli.options import Json, Served, takes_fields
 from care.cli.output import show
 from care.options import Builds
 from core.choices import DEFAULT_BUILDS, DEFAULT_INDEXES
@@ -17,34 +17,14 @@ if TYPE_CHECKING:
     from care.diagnosis.finding import Finding
 
 
-def doctor(
-    index: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Name of the index (default: CARE_INDEX, or sample)."),
-    ] = None,
-    pair: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PAIR",
-            help="Trained or registered pair, or path of a .toml file (default: CARE_PAIR, or "
-            "care-mini).",
-        ),
-    ] = None,
-    indexes: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Folder of all indexes (default: CARE_INDEXES, or indexes)."
-        ),
-    ] = None,
-    builds: Builds = DEFAULT_BUILDS,
-    json_: Json = False,
-) -> None:
+@takes_fields
+def doctor(served: Served, builds: Builds = DEFAULT_BUILDS, json_: Json = False) -> None:
     """Check processors, GPU, packages, settings, pair, index, Redis, Milvus, port and disk.
 
     The exit status is 1 if a check finds an error.
     """
-    given = {"INDEX": index, "PAIR": pair, "INDEXES": indexes}
-    os.environ.update({f"CARE_{name}": str(value) for name, value in given.items() if value})
+    given = {name.upper(): str(value) for name, value in asdict(served).items() if value}
+    os.environ.update({f"CARE_{name}": value for name, value in given.items()})
     from care.diagnosis.machine import check_machine
     from care.diagnosis.packages import check_packages
     from care.diagnosis.serving import check_serving

@@ -1,104 +1,35 @@
 """`care evaluate`: the modes of an index beside BM25, reranking, weights, a `min_score`."""
 
-import math
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from care.cli.options import Index, Json
+from care.cli.options import Index, Json, takes_fields
 from care.cli.output import note, show
 from care.extras import require
-from care.options import Indexes, PairName
-from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR, DEFAULT_QUERY_CHARS
+from care.options import EvaluationOptions
 
 if TYPE_CHECKING:
     from evaluation.index_evaluation import IndexEvaluation
     from evaluation.statistics import Difference
 
 
-def _numbers(text: str | None) -> str | None:
-    """Checks that an option is a list of positive numbers."""
-    for part in (text or "1").split(","):
-        try:
-            is_positive = 0 < float(part) < math.inf
-        except ValueError:
-            is_positive = False
-        if not is_positive:
-            raise typer.BadParameter(f"'{part}' is not a number above 0.")
-    return text
-
-
-def evaluate(
-    index: Index,
-    queries: Annotated[Path, typer.Option(metavar="FILE", help="JSONL with _id and text.")],
-    qrels: Annotated[
-        Path, typer.Option(metavar="FILE", help="TSV with query-id, corpus-id and score.")
-    ],
-    pair: PairName = DEFAULT_PAIR,
-    indexes: Indexes = DEFAULT_INDEXES,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Also compare these weights of full text in a hybrid search: 0.05,0.1,0.2",
-            callback=_numbers,
-        ),
-    ] = None,
-    rerank_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Server with /v1/rerank that ranks the hits again, in place of late interaction; "
-            "with CARE_RERANK_KEY and CARE_RERANK_TRUNCATE_TOKENS.",
-        ),
-    ] = None,
-    rerank_model: Annotated[
-        str, typer.Option(metavar="NAME", help="The server's name of its model.")
-    ] = "",
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the result as JSON.")
-    ] = None,
-    max_query_chars: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            envvar="CARE_MAX_QUERY_CHARS",
-            help="Most characters of a query; longer ones are an error.",
-        ),
-    ] = DEFAULT_QUERY_CHARS,
-    json_: Json = False,
-) -> None:
+@takes_fields
+def evaluate(index: Index, options: EvaluationOptions, json_: Json = False) -> None:
     """Compare the modes of an index with BM25, and suggest a min_score.
 
     Differences of nDCG@10 are to mode dense, with 95 % intervals. Times are those of searches in
     this process; make bench measures the service. A warning counts judged documents that are not
     in the index.
     """
-    if output and not output.parent.is_dir():
-        # Before the measurement, whose result would be lost.
-        message = f"the folder {output.parent} does not exist."
-        raise typer.BadParameter(message, param_hint="--output")
     require("eval", make="evaluate")
     from care.evaluation import compare_modes
     from core.records import write_json
 
-    result = compare_modes(
-        index,
-        queries=queries,
-        qrels=qrels,
-        pair=pair,
-        indexes=indexes,
-        weights=[float(part) for part in (weights or "").split(",") if part],
-        rerank_url=rerank_url,
-        rerank_model=rerank_model,
-        max_query_chars=max_query_chars,
-    )
+    result = compare_modes(index, options)
     if result.warning:
         note(f"warning: {result.warning}")
-    if output:
-        write_json(output, result.as_json())
+    if options.output:
+        write_json(options.output, result.as_json())
     show(result.as_json(), _lines(result), as_json=json_)
 
 

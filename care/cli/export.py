@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import typer
+from typer import Option
 
 from care.cli.options import Json
 from care.cli.output import reporter, show
 from care.cli.program import program
 from care.extras import require
-from care.options import PairName
-from core.cpus import available_cpus
+from care.options import PairName, file, folder
+from core.machine import available_cpus
 from training.export.report import Precision
 
 # An installed package has no sample.
@@ -21,14 +22,14 @@ _NONE = "none"
 
 def export(
     pair: PairName,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the exported pair.")],
+    out: Annotated[Path, folder("Folder of the exported pair.")],
     format_: Annotated[
         Literal["onnx", "sentence-transformers"],
-        typer.Option("--format", help="The query side in ONNX, or both sides as one model."),
+        Option("--format", help="The query side in ONNX, or both sides as one model."),
     ] = "onnx",
     precision: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAMES",
             help="Precisions to export, separated by commas: fp32, fp16, int8, tensorrt. fp32 is "
             "always exported.",
@@ -37,44 +38,36 @@ def export(
     ] = None,
     document: Annotated[
         Literal["merged", "adapter", "none"],
-        typer.Option(
+        Option(
             help="How to export the document side: with LoRA layers merged, as a LoRA adapter, or "
             "not at all."
         ),
     ] = "none",
     calibration: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSONL of typical queries with text, to calibrate int8.",
+        file(
+            "JSONL of typical queries with text, to calibrate int8.",
             show_default="those of care-mini",
         ),
     ] = None,
     corpus: Annotated[
         str,
-        typer.Option(
-            metavar="FILE",
-            help="JSONL of documents to measure rankings on, or none.",
+        file(
+            "JSONL of documents to measure rankings on, or none.",
             show_default="the sample, in a checkout",
         ),
     ] = str(_SAMPLE / "corpus.jsonl") if _SAMPLE.is_dir() else _NONE,
     queries: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="JSONL with _id and text.", show_default="the sample's"),
+        Path, file("JSONL with _id and text.", show_default="the sample's")
     ] = _SAMPLE / "queries.jsonl",
     qrels: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            help="TSV with query-id, corpus-id and score.",
-            show_default="the sample's split dev",
-        ),
+        Path, file("TSV with query-id, corpus-id and score.", show_default="the sample's split dev")
     ] = _SAMPLE / "qrels" / "dev.tsv",
     provider: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="Processor that the service will run on.")
+        Literal["cpu", "cuda"], Option(help="Processor that the service will run on.")
     ] = "cpu",
     threads: Annotated[
-        int, typer.Option(min=1, help="Threads of the measurements.", show_default="all processors")
+        int, Option(min=1, help="Threads of the measurements.", show_default="all processors")
     ] = available_cpus(),
     json_: Json = False,
 ) -> None:

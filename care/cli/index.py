@@ -5,13 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-from typer import Option
+from typer import Argument, Option
 
-from care.cli.options import Index, Json, takes
+from care.cli.options import Index, Json, takes_fields
 from care.cli.output import show
 from care.cli.versions import version_facts, version_line
-from care.options import IndexOptions, positive
+from care.options import IndexOptions, file, positive
 from core.errors import CareError
 
 if TYPE_CHECKING:
@@ -19,17 +18,16 @@ if TYPE_CHECKING:
     from indexer.build import EncodedCorpus
 
 
-@takes(IndexOptions)
+@takes_fields
 def index(
     corpus: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="CORPUS",
             help="File (.jsonl, .jsonl.gz, .parquet), a folder of such files, or a glob.",
         ),
     ],
     index: Index,
-    options: IndexOptions,
     reuse: Annotated[
         bool, Option("--reuse", help="Build nothing if the active version is up to date.")
     ] = False,
@@ -48,6 +46,8 @@ def index(
         ),
     ] = None,
     json_: Json = False,
+    *,
+    options: IndexOptions,
 ) -> None:
     """Encode a corpus, build an index version, verify it and activate it.
 
@@ -79,19 +79,16 @@ def index(
         show(_facts(version), _build_lines(version), as_json=json_)
 
 
-@takes(IndexOptions)
+@takes_fields
 def update(
     index: Index,
-    options: IndexOptions,
     add: Annotated[
         str | None,
         Option(
             metavar="CORPUS", help="Corpus to add; a document with a known id replaces the old one."
         ),
     ] = None,
-    delete: Annotated[
-        Path | None, Option(metavar="FILE", help="File of ids to delete, one per line.")
-    ] = None,
+    delete: Annotated[Path | None, file("File of ids to delete, one per line.")] = None,
     missing_ok: Annotated[
         bool, Option("--missing-ok", help="Ignore ids in --delete that the index lacks.")
     ] = False,
@@ -99,6 +96,8 @@ def update(
         bool, Option("--encode-all", help="Encode all documents again, also those with a vector.")
     ] = False,
     json_: Json = False,
+    *,
+    options: IndexOptions,
 ) -> None:
     """Add, replace and delete documents: makes a new version and encodes only new texts.
 

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from care.cli.options import Json
 from care.cli.output import reporter, show
 from care.extras import require
-from care.options import PairName, positive
+from care.options import PairName, Qrels, Queries, file, folder, positive
 from core.choices import DEFAULT_PAIR, Codec
 
 if TYPE_CHECKING:
@@ -21,28 +22,25 @@ app = typer.Typer(
     help="Add token vectors to the graphs of a pair, and measure what they gain in reranking.",
 )
 
-_POOLINGS = "1,2,4"
-
 
 @app.command()
 def export(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the exported pair.")],
+    out: Annotated[Path, folder("Folder of the exported pair.")],
     pair: PairName = DEFAULT_PAIR,
     projections: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="tokens.safetensors of a run with late_interaction; without it the states of the "
-            "last layer are rotated at random, which needs no training.",
+        file(
+            "tokens.safetensors of a run with late_interaction; without it the states of the "
+            "last layer are rotated at random, which needs no training."
         ),
     ] = None,
     weight: Annotated[
-        float, typer.Option(help="Weight of late interaction in a search.", callback=positive)
+        float, Option(help="Weight of late interaction in a search.", callback=positive)
     ] = 1.0,
     pooling: Annotated[
-        int, typer.Option(min=1, help="Tokens of a document per vector that an index stores.")
+        int, Option(min=1, help="Tokens of a document per vector that an index stores.")
     ] = 2,
-    codec: Annotated[Codec, typer.Option(help="How an index stores a token vector.")] = "2bit",
+    codec: Annotated[Codec, Option(help="How an index stores a token vector.")] = "2bit",
     json_: Json = False,
 ) -> None:
     """Write a copy of a pair whose graphs also compute token vectors.
@@ -62,23 +60,16 @@ def export(
 @app.command()
 def evaluate(
     pair: PairName,
-    corpus: Annotated[Path, typer.Option(metavar="FILE", help="JSONL of documents.")],
-    queries: Annotated[Path, typer.Option(metavar="FILE", help="JSONL with _id and text.")],
-    qrels: Annotated[
-        Path, typer.Option(metavar="FILE", help="TSV with query-id, corpus-id and score.")
-    ],
+    corpus: Annotated[Path, file("JSONL of documents.")],
+    queries: Queries,
+    qrels: Qrels,
     tuning_qrels: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE", help="TSV of other queries, on which the weights of scores are chosen."
-        ),
+        Path, file("TSV of other queries, on which the weights of scores are chosen.")
     ],
     poolings: Annotated[
-        str, typer.Option(metavar="NUMBERS", help="Tokens per stored vector, separated by commas.")
-    ] = _POOLINGS,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the table as JSON.")
-    ] = None,
+        str, Option(metavar="NUMBERS", help="Tokens per stored vector, separated by commas.")
+    ] = "1,2,4",
+    output: Annotated[Path | None, file("Also write the table as JSON.")] = None,
     json_: Json = False,
 ) -> None:
     """Print nDCG@10 of reranking by the bytes that a passage's token vectors take.
@@ -88,7 +79,7 @@ def evaluate(
     """
     numbers = _numbers(poolings)
     require("eval", make="evaluate")
-    from core.cpus import available_cpus
+    from core.machine import available_cpus
     from core.records import write_json
     from core.text import normalize_text
     from evaluation.beir import document_texts, read_documents, read_judged_queries

@@ -1,50 +1,74 @@
-"""Options that several commands take, and commands that take the fields of a dataclass."""
+"""Options that several commands take, and commands that take the fields of dataclasses."""
 
 import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, Field, fields
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-import typer
+from typer import Option
 
-Index = Annotated[str, typer.Option(envvar="CARE_INDEX", metavar="NAME", help="Name of the index.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+from care.options import folder
+
+Index = Annotated[str, Option(envvar="CARE_INDEX", metavar="NAME", help="Name of the index.")]
+Json = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
 
 
-def takes(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command an option for each field of a dataclass, whose type says which.
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a service serves; None for the setting of the environment."""
 
-    The command gets them together as its argument `options`.
+    index: Annotated[
+        str | None,
+        Option(metavar="NAME", help="Name of the index (default: CARE_INDEX, or sample)."),
+    ] = None
+    pair: Annotated[
+        str | None,
+        Option(
+            metavar="PAIR",
+            help="Trained or registered pair, or path of a .toml file (default: CARE_PAIR, or "
+            "care-mini).",
+        ),
+    ] = None
+    indexes: Annotated[
+        Path | None, folder("Folder of all indexes (default: CARE_INDEXES, or indexes).")
+    ] = None
+
+
+def takes_fields(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command an option for each field of its arguments that are dataclasses.
+
+    The options stand where the argument stands; the type of a field says which option it is.
     """
+    own = inspect.signature(command).parameters
+    kinds = {name: each.annotation for name, each in own.items()}
+    groups: dict[str, Any] = {name: kind for name, kind in kinds.items() if is_dataclass(kind)}
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(kind, include_extras=True)
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
+        command(**given)
 
-        @wraps(command)
-        def run(**given: Any) -> None:
-            shared = {name: given.pop(name) for name in hints}
-            command(options=kind(**shared), **given)
-
-        own = inspect.signature(command).parameters.values()
-        parameters = [parameter for parameter in own if parameter.name != "options"] + [
-            inspect.Parameter(
-                each.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=_default(each),
-                annotation=hints[each.name],
-            )
-            for each in fields(kind)
-        ]
-        # Typer reads both.
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return run
-
-    return decorate
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, each in own.items()
+        for parameter in (_parameters(groups[name]) if name in groups else [each])
+    ]
+    # Typer reads both.
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
 
 
-def _default(each: "Field[Any]") -> Any:
-    if "default" in each.metadata:
-        return each.metadata["default"]
-    return each.default if each.default_factory is MISSING else each.default_factory()
+def _parameters(kind: type[Any]) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    for each in fields(kind):
+        default = each.metadata.get("default", each.default)
+        yield inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if default is MISSING else default,
+            annotation=hints[each.name],
+        )

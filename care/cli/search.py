@@ -8,12 +8,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
-from care.cli.options import Index, Json
+from care.cli.options import Index, Json, takes_fields
 from care.cli.output import show
-from care.options import Indexes, MilvusUri, PairName
-from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR, Mode
+from care.options import Location, PairName
+from core.choices import DEFAULT_PAIR, Mode
 
 if TYPE_CHECKING:
     from care.search import SearchHits, SearchIndex
@@ -24,10 +24,9 @@ _CONDITION = re.compile(r"(?P<field>[^=<>]+?)(?P<sign>!=|>=|<=|=|>|<)(?P<value>.
 _BOUNDS = {">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 
 
+@takes_fields
 def search(
-    query: Annotated[
-        str, typer.Argument(metavar="QUERY", help="The question.", show_default=False)
-    ],
+    query: Annotated[str, Argument(metavar="QUERY", help="The question.", show_default=False)],
     index: Index,
     top_k: Annotated[int, Option(help="Number of hits, 1 to 1000.")] = 10,
     filter_: Annotated[
@@ -81,15 +80,15 @@ def search(
         ),
     ] = 0,
     pair: PairName = DEFAULT_PAIR,
-    indexes: Indexes = DEFAULT_INDEXES,
-    milvus_uri: MilvusUri = None,
+    *,
+    where: Location,
     json_: Json = False,
 ) -> None:
     """Search an index without a server; the results are those of POST /search."""
     accepted, limit = _filter(filter_ or []), _limit(limit_per)
     from care.search import open_index
 
-    with open_index(index, pair=pair, indexes=indexes, milvus_uri=milvus_uri) as opened:
+    with open_index(index, pair=pair, **asdict(where)) as opened:
         started = time.perf_counter()
         how: dict[str, Any] = {"min_score": min_score, "collapse": collapse, "explain": explain}
         how |= {"evidence": evidence, "limit_per": limit, "rerank": rerank or False}

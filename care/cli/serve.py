@@ -1,50 +1,34 @@
 """`care serve` runs the search service; `care key` makes an API key for it."""
 
 import os
+from dataclasses import asdict
 from typing import Annotated, Literal
 
-import typer
+from typer import Option
 
-from care.cli.options import Json
+from care.cli.options import Json, Served, takes_fields
 from care.cli.output import note, show
 
 
+@takes_fields
 def serve(
-    index: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Name of the index (default: CARE_INDEX, or sample)."),
-    ] = None,
-    pair: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PAIR",
-            help="Trained or registered pair, or path of a .toml file (default: CARE_PAIR, or "
-            "care-mini).",
-        ),
-    ] = None,
-    indexes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER", help="Folder of all indexes (default: CARE_INDEXES, or indexes)."
-        ),
-    ] = None,
+    served: Served,
     host: Annotated[
         str | None,
-        typer.Option(
-            metavar="ADDRESS", help="Address to listen on (default: CARE_HOST, or 127.0.0.1)."
-        ),
+        Option(metavar="ADDRESS", help="Address to listen on (default: CARE_HOST, or 127.0.0.1)."),
     ] = None,
     port: Annotated[
-        str | None,
-        typer.Option(metavar="PORT", help="Port to listen on (default: CARE_PORT, or 8000)."),
+        str | None, Option(metavar="PORT", help="Port to listen on (default: CARE_PORT, or 8000).")
     ] = None,
 ) -> None:
     """Serve an index over HTTP: POST /search, a search page and metrics.
 
     All other settings are CARE_* variables: see docs/reference/settings.md.
     """
-    given = {"INDEX": index, "PAIR": pair, "INDEXES": indexes, "HOST": host, "PORT": port}
-    os.environ.update({f"CARE_{name}": value for name, value in given.items() if value is not None})
+    given = asdict(served) | {"host": host, "port": port}
+    for name, value in given.items():
+        if value is not None:
+            os.environ[f"CARE_{name.upper()}"] = str(value)
     # Before faiss is imported: idle threads of OpenMP must not spin.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Requests are the parallelism, so the tokenizer uses no threads of its own.
@@ -57,9 +41,9 @@ def serve(
 
 
 def key(
-    name: Annotated[str, typer.Option(metavar="NAME", help="Name of the key's user, for logs.")],
+    name: Annotated[str, Option(metavar="NAME", help="Name of the key's user, for logs.")],
     role: Annotated[
-        Literal["search", "admin"], typer.Option(help="search, or admin to reload the index too.")
+        Literal["search", "admin"], Option(help="search, or admin to reload the index too.")
     ] = "search",
     json_: Json = False,
 ) -> None:

@@ -8,24 +8,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from care.cli.options import Json
 from care.cli.output import print_lines, reporter, show
 from care.cli.program import program
 from care.extras import require
+from care.options import file, folder
 from care.training import DEFAULT_OUT, train_seeds
 from core.errors import CareError
 
-_DEFAULT_ABLATIONS = Path("builds/ablations")
-_DEFAULT_LENGTHS = (4, 60)
-_DEFAULT_SPOKEN = Path("data/medical-qa-zh-spoken/queries.jsonl")
-
-Recipe = Annotated[
-    Path, typer.Argument(metavar="RECIPE", help="YAML file: see docs/train-a-pair.md.")
-]
+Recipe = Annotated[Path, Argument(metavar="RECIPE", help="YAML file: see docs/train-a-pair.md.")]
 Changes = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="KEY=VALUE",
         help="Change a key of the recipe, as in stages.align.epochs=2. May be repeated.",
@@ -36,10 +32,7 @@ Changes = Annotated[
 def train(
     recipe: Recipe,
     changes: Changes = None,
-    out: Annotated[
-        Path,
-        typer.Option(metavar="FOLDER", help="Folder of stages and runs, shared by recipes."),
-    ] = DEFAULT_OUT,
+    out: Annotated[Path, folder("Folder of stages and runs, shared by recipes.")] = DEFAULT_OUT,
     json_: Json = False,
 ) -> None:
     """Train a pair by a recipe, or resume an interrupted run.
@@ -58,35 +51,24 @@ def train(
 
 
 def ablations(
-    data: Annotated[
-        Path,
-        typer.Option(
-            metavar="FOLDER", help="BEIR folder with train.paraphrases.jsonl: medical-qa-zh."
-        ),
-    ],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of runs and tables.")] = (
-        _DEFAULT_ABLATIONS
-    ),
+    data: Annotated[Path, folder("BEIR folder with train.paraphrases.jsonl: medical-qa-zh.")],
+    out: Annotated[Path, folder("Folder of runs and tables.")] = Path("builds/ablations"),
     recipes: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Folder of recipes, with tables.toml for the report.",
+        folder(
+            "Folder of recipes, with tables.toml for the report.",
             show_default="those of the paper's tables",
         ),
     ] = None,
     seeds: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of seeds of each recipe to run.", show_default="all"),
+        int | None, Option(min=1, help="Number of seeds of each recipe to run.", show_default="all")
     ] = None,
     only: Annotated[
         str,
-        typer.Option(
-            metavar="NAMES", help="Recipes to run, separated by commas.", show_default="all"
-        ),
+        Option(metavar="NAMES", help="Recipes to run, separated by commas.", show_default="all"),
     ] = "",
     train: Annotated[
-        bool, typer.Option("--train/--report", help="Run recipes, or report finished runs only.")
+        bool, Option("--train/--report", help="Run recipes, or report finished runs only.")
     ] = True,
 ) -> None:
     """Run the ablations and baselines of the CARE paper, and score them.
@@ -116,14 +98,14 @@ def ablations(
 
 def phrases(
     recipe: Recipe,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="JSONL file of texts to write.")],
+    out: Annotated[Path, file("JSONL file of texts to write.")],
     changes: Changes = None,
-    count: Annotated[int, typer.Option(min=1, help="Number of texts.")] = 140_000,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all random draws.")] = 0,
+    count: Annotated[int, Option(min=1, help="Number of texts.")] = 140_000,
+    seed: Annotated[int, Option(min=0, help="Seed of all random draws.")] = 0,
     lengths: Annotated[
         tuple[int, int],
-        typer.Option(min=1, metavar="MIN MAX", help="Characters of the shortest and longest text."),
-    ] = _DEFAULT_LENGTHS,
+        Option(min=1, metavar="MIN MAX", help="Characters of the shortest and longest text."),
+    ] = (4, 60),
 ) -> None:
     """Write synthetic texts for the alignment stage of a recipe."""
     shortest, longest = lengths
@@ -139,19 +121,15 @@ def phrases(
 
 
 def splits(
-    data: Annotated[
-        Path,
-        typer.Option(metavar="FOLDER", help="BEIR folder with metadata source: medical-qa-zh."),
-    ],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="BEIR folder to write.")],
+    data: Annotated[Path, folder("BEIR folder with metadata source: medical-qa-zh.")],
+    out: Annotated[Path, folder("BEIR folder to write.")],
     spoken: Annotated[
         Path,
-        typer.Option(
-            metavar="FILE",
-            help="JSONL of questions rewritten by hand; those whose original is not in the "
-            "split unseen are left out.",
+        file(
+            "JSONL of questions rewritten by hand; those whose original is not in the "
+            "split unseen are left out."
         ),
-    ] = _DEFAULT_SPOKEN,
+    ] = Path("data/medical-qa-zh-spoken/queries.jsonl"),
     json_: Json = False,
 ) -> None:
     """Write the splits that care-mini is trained on, tuned by and measured with."""
@@ -165,17 +143,12 @@ def splits(
 
 
 def convert(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the model files.")],
-    spec: Annotated[
-        Path, typer.Option(metavar="FILE", help="TOML file to write, which describes the pair.")
-    ],
-    trained: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="pair.toml of a training run: convert that pair."),
-    ] = None,
+    out: Annotated[Path, folder("Folder of the model files.")],
+    spec: Annotated[Path, file("TOML file to write, which describes the pair.")],
+    trained: Annotated[Path | None, file("pair.toml of a training run: convert that pair.")] = None,
     pair: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="PAIR",
             help="Name or .toml file of a converted pair: quantise its query side again, and copy "
             "its document side, so that its indexes stay valid.",

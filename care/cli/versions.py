@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
-from care.cli.options import Index, Json
+from care.cli.options import Index, Json, takes_fields
 from care.cli.output import show
-from care.options import Builds, Indexes, MilvusUri, vector_stores
+from care.options import Builds, Indexes, Location, MilvusUri, vector_stores
 from core.choices import DEFAULT_BUILDS, DEFAULT_INDEXES
 
 if TYPE_CHECKING:
     from core.locks import LockHolder
     from core.manifest import IndexManifest
+    from indexer.publication import IndexWriter
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,7 +26,7 @@ app = typer.Typer(
 _RELOAD = "a running service loads it after POST /index/reload or within CARE_WATCH_SECONDS"
 
 Version = Annotated[
-    str, typer.Option(metavar="ID", help="Id of a version; `care versions list` shows them.")
+    str, Option(metavar="ID", help="Id of a version; `care versions list` shows them.")
 ]
 
 
@@ -73,7 +75,7 @@ def version_facts(manifest: "IndexManifest") -> dict[str, Any]:
 
 @app.command("list")
 def list_(
-    index: Annotated[str | None, typer.Option(metavar="NAME", help="Only this index.")] = None,
+    index: Annotated[str | None, Option(metavar="NAME", help="Only this index.")] = None,
     indexes: Indexes = DEFAULT_INDEXES,
     json_: Json = False,
 ) -> None:
@@ -116,26 +118,27 @@ def list_(
 
 
 @app.command()
+@takes_fields
 def verify(
     index: Index,
     version: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="ID",
             help="Id of a version; `care versions list` shows them (default: the active one).",
         ),
     ] = None,
-    indexes: Indexes = DEFAULT_INDEXES,
-    milvus_uri: MilvusUri = None,
+    *,
+    where: Location,
     json_: Json = False,
 ) -> None:
     """Verify manifest, files, checksums, counts and canaries of a version."""
     from core.versions import IndexFolder, has_checksum
     from indexer.publication import verify_version
 
-    folder = IndexFolder(indexes, index)
+    folder = IndexFolder(where.indexes, index)
     version = version or folder.active()
-    manifest = verify_version(folder.version(version), vector_stores(milvus_uri))
+    manifest = verify_version(folder.version(version), vector_stores(where.milvus_uri))
     checked = has_checksum(folder.version(version))
     lines = [version_line(manifest), f"verified {version}"]
     if not checked:
@@ -145,40 +148,28 @@ def verify(
 
 
 @app.command()
-def activate(
-    index: Index,
-    version: Version,
-    indexes: Indexes = DEFAULT_INDEXES,
-    milvus_uri: MilvusUri = None,
-    json_: Json = False,
-) -> None:
+@takes_fields
+def activate(index: Index, version: Version, where: Location, json_: Json = False) -> None:
     """Verify a version and activate it."""
     from indexer import versions
-    from indexer.publication import IndexWriter
 
-    versions.activate(IndexWriter(indexes, index, vector_stores(milvus_uri)), version)
+    versions.activate(_writer(index, where), version)
     _show_active(index, version, json_)
 
 
 @app.command()
-def rollback(
-    index: Index,
-    indexes: Indexes = DEFAULT_INDEXES,
-    milvus_uri: MilvusUri = None,
-    json_: Json = False,
-) -> None:
+@takes_fields
+def rollback(index: Index, where: Location, json_: Json = False) -> None:
     """Activate the version before the active one."""
     from indexer import versions
-    from indexer.publication import IndexWriter
 
-    folder = IndexWriter(indexes, index, vector_stores(milvus_uri))
-    _show_active(index, versions.rollback(folder), json_)
+    _show_active(index, versions.rollback(_writer(index, where)), json_)
 
 
 @app.command()
 def prune(
     index: Index,
-    keep: Annotated[int, typer.Option(min=0, help="Number of newest versions to keep.")] = 3,
+    keep: Annotated[int, Option(min=0, help="Number of newest versions to keep.")] = 3,
     indexes: Indexes = DEFAULT_INDEXES,
     builds: Builds = DEFAULT_BUILDS,
     milvus_uri: MilvusUri = None,
@@ -186,10 +177,9 @@ def prune(
 ) -> None:
     """Delete old versions and their shards; the active version is kept."""
     from indexer import versions
-    from indexer.publication import IndexWriter
 
-    folder = IndexWriter(indexes, index, vector_stores(milvus_uri))
-    deleted = versions.prune(folder, builds, keep=keep)
+    writer = _writer(index, Location(indexes=indexes, milvus_uri=milvus_uri))
+    deleted = versions.prune(writer, builds, keep=keep)
     lines = [f"deleted {version}" for version in deleted] or ["no version to delete"]
     show({"index": index, "deleted": deleted}, lines, as_json=json_)
 
@@ -204,6 +194,12 @@ def migrate(index: Index, indexes: Indexes = DEFAULT_INDEXES, json_: Json = Fals
     lines = [f"migrated {version}" for version in migrated]
     lines = lines or [f"no version to migrate: all of '{index}' have the current schema"]
     show({"index": index, "migrated": migrated}, lines, as_json=json_)
+
+
+def _writer(index: str, where: Location) -> "IndexWriter":
+    from indexer.publication import IndexWriter
+
+    return IndexWriter(where.indexes, index, vector_stores(where.milvus_uri))
 
 
 def _show_active(index: str, version: str, as_json: bool) -> None:

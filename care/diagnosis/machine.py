@@ -9,8 +9,7 @@ from pathlib import Path
 
 from care.diagnosis.finding import Finding
 from care.diagnosis.packages import INSTALL_GPU_BUILDS
-from core.cpus import CPU_INFO, available_cpus, cpu_flags
-from core.gpus import visible_gpus
+from core.machine import CPU_INFO, available_cpus, cpu_flags, visible_gpus
 
 _OLDEST_PYTHON = (3, 11)
 _GIB = 2**30

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from core.cpus import available_cpus
 from core.encoders import Pair
 from core.files import write_text
+from core.machine import available_cpus
 from core.progress import progress_bar
 from core.provenance import environment
 from core.records import write_json

@@ -19,10 +19,10 @@ from typing import Any
 import faiss
 import numpy as np
 
-from core.cpus import available_cpus
 from core.documents import FILE_NAME, DocumentReader
 from core.encoders import Pair
 from core.errors import CareError
+from core.machine import available_cpus
 from core.manifest import VECTORS_FILE
 from core.records import write_jsonl
 from core.text import normalize_text

@@ -21,13 +21,9 @@ def encode_texts(
     batch_size: int = 32,
     progress: Callable[[int], object] | None = None,
 ) -> FloatArray:
-    """Encodes n normalised texts in batches of similar length, the longest first.
+    """Encodes n texts, normalised by `core.text`, in batches of similar length, the longest first.
 
-    Args:
-        encoder: The encoder.
-        texts: Texts, normalised by `core.text`.
-        batch_size: Texts per batch.
-        progress: Called after each batch with its number of texts.
+    `progress` is called after each batch with its number of texts.
 
     Returns:
         float32 [n, dimension], unit norm, in the order of the texts.
@@ -51,17 +47,14 @@ def encode_cached(
     batch_size: int = 32,
     label: str = "",
 ) -> FloatArray:
-    """Encodes n normalised texts in shards that are cached by the checksum of encoder and texts.
+    """Encodes n texts, normalised by `core.text`, in shards that are cached in `folder`.
 
-    Pairs that share an encoder share its vectors: neither the paths of its files, which have
-    checksums, nor the name of the embedding space are a part of the checksum.
+    A shard is cached by the checksum of encoder and texts. Pairs that share an encoder share its
+    vectors: neither the paths of its files, which have checksums, nor the name of the embedding
+    space are a part of the checksum.
 
     Args:
         load: Loads the encoder; not called if all shards are cached.
-        spec: Specification of the encoder.
-        texts: Texts, normalised by `core.text`.
-        folder: Folder of the cache.
-        batch_size: Texts per batch.
         label: Label of the progress bar; "" shows none.
 
     Returns:

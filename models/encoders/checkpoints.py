@@ -21,10 +21,7 @@ _TOKENIZER = ["*.json", "*.txt", "*.model", "*.jinja"]
 def checkpoint_folder(spec: EncoderSpec, folder: Path, *, tokenizer_only: bool = False) -> Path:
     """Returns the local folder of a checkpoint; downloads it from the Hugging Face Hub if needed.
 
-    Args:
-        spec: Specification of the encoder.
-        folder: Folder to which paths in the specification are relative.
-        tokenizer_only: Whether to download only the tokenizer.
+    Paths in the specification are relative to `folder`.
 
     Raises:
         PairError: If the folder is not a checkpoint, or the download fails.

@@ -28,14 +28,10 @@ _GTE = {
 
 
 def read_configuration(checkpoint: Path, changes: Mapping[str, Any]) -> PreTrainedConfig:
-    """Reads the configuration of a checkpoint.
+    """Reads the configuration of a checkpoint; `changes` replace entries of config.json.
 
     A checkpoint of type `new` (Alibaba-NLP/new-impl, for example gte-multilingual-mlm-base) is
     read as type `gte`, which is the same architecture in transformers.
-
-    Args:
-        checkpoint: Folder with config.json.
-        changes: Entries that replace those of config.json.
 
     Raises:
         PairError: If transformers does not support the model type.

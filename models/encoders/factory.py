@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import get_args
 
 from core.choices import Backend, Dtype
-from core.cpus import available_cpus, cpu_flags
 from core.encoders import Encoder, EncoderSpec, OffsetTokenizer, Pair, TokenVectorSpec
 from core.errors import CareError, PairError, ProviderError
+from core.machine import available_cpus, cpu_flags
 from models.encoders.onnx import OnnxEncoder, OnnxTokenEncoder
 from models.encoders.tokenizer import file_tokenizer
 
@@ -38,20 +38,13 @@ _TRAINING = (
 
 @dataclass(frozen=True, slots=True)
 class EncoderOptions:
-    """Options of the document encoder: those of `care index`, with the values that they stand for.
+    """The options of `care index` for the document encoder, with the values that they stand for."""
 
-    Attributes:
-        backend: One of `BACKENDS`. "auto" is ONNX Runtime for ONNX files; for a checkpoint it is
-            vLLM if it is installed and supports the checkpoint, and otherwise transformers.
-        threads: Threads of ONNX Runtime or OpenVINO; 0 for all available processors.
-        dtype: One of `DTYPES`; see `resolve_dtype`.
-        token_vectors: The token vectors that are computed beside vectors, for backend "onnx"; None
-            for none.
-    """
-
+    # One of `BACKENDS`. "auto" is ONNX Runtime for ONNX files; for a checkpoint it is vLLM if it is
+    # installed and supports the checkpoint, and otherwise transformers.
     backend: str = "auto"
-    threads: int = 0
-    dtype: str = "auto"
+    threads: int = 0  # threads of ONNX Runtime or OpenVINO; 0 for all available processors
+    dtype: str = "auto"  # one of `DTYPES`; see `resolve_dtype`
     replicas: int = 1
     tensor_parallel: int = 1
     base_url: str | None = None
@@ -59,6 +52,7 @@ class EncoderOptions:
     concurrency: int = 8
     batch_size: int = 32
     truncate: bool = False
+    # The token vectors that are computed beside vectors, for backend "onnx"; None for none.
     token_vectors: TokenVectorSpec | None = None
 
 
@@ -111,12 +105,8 @@ def load_encoder(
 ) -> Encoder:
     """Loads an encoder with ONNX Runtime or transformers.
 
-    Args:
-        spec: Specification of the encoder.
-        folder: Folder to which paths in the specification are relative.
-        threads: See `EncoderOptions`.
-        dtype: See `EncoderOptions`.
-        device: Device of PyTorch; "auto" is a GPU if available.
+    Paths in the specification are relative to `folder`. For `threads` and `dtype` see
+    `EncoderOptions`; `device` is a device of PyTorch, and "auto" a GPU if available.
 
     Raises:
         PairError: If files are missing or do not match the specification.
@@ -235,7 +225,6 @@ def _server_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
 
 
 def _tokenizer(pair: Pair) -> OffsetTokenizer:
-    """Loads the tokenizer of the document encoder."""
     spec = pair.document
     if spec.format == "onnx":
         return file_tokenizer(spec, pair.folder)

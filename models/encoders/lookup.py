@@ -20,15 +20,7 @@ MODEL_TYPE = "care-lookup"
 
 
 class LookupConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
-    """Configuration of a `LookupModel`.
-
-    Args:
-        vocab_size: Number of tokens.
-        hidden_size: Dimensions of the vectors.
-        context: Width of the tables of neighbours; 0 for none.
-        initializer_range: Standard deviation of random weights.
-        options: Other entries of config.json.
-    """
+    """Configuration of a `LookupModel`; `context` is the width of L, M and R, 0 for none."""
 
     model_type = MODEL_TYPE
 
@@ -70,11 +62,9 @@ class LookupModel(PreTrainedModel):  # type: ignore[no-untyped-call]
             nn.init.zeros_(module.bias)
 
     def get_input_embeddings(self) -> nn.Module:
-        """Returns the table of token vectors."""
         return self.tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replaces the table of token vectors, an `nn.Embedding`."""
         assert isinstance(value, nn.Embedding)
         self.tokens = value
 

@@ -54,11 +54,7 @@ def read_modules(checkpoint: Path, pooling: Pooling) -> tuple[Path, list[Path]]:
 
 
 def read_config(file: Path) -> Any:
-    """Returns the JSON value of a file of a checkpoint.
-
-    Raises:
-        PairError: If the file cannot be read, or is not JSON.
-    """
+    """Returns the JSON value of a file of a checkpoint; PairError if it cannot be read."""
     try:
         return parse_json(read_small(file))
     except (OSError, ValueError) as error:
@@ -90,12 +86,9 @@ def write_modules(
     The model normalises its vectors to unit norm.
 
     Args:
-        folder: Folder of the checkpoint.
-        pooling: Pooling mode.
         max_length: Maximum input length [tokens], with special tokens.
         prompts: Prompts by name, `query` and `document`.
         dense: Folders of the Dense modules after pooling, relative to `folder`, in order.
-        default_prompt: Name of the default prompt, or None.
     """
     modules = [
         ("Transformer", ""),

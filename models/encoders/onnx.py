@@ -43,7 +43,6 @@ class OnnxEncoder(TokenEncoder):
     """An encoder from an ONNX file and a `tokenizer.json`.
 
     Args:
-        spec: Specification of the encoder.
         folder: Folder to which paths in the specification are relative.
         threads: Threads per call.
         provider: Execution provider; there is no fallback to another one.
@@ -103,9 +102,6 @@ class OnnxEncoder(TokenEncoder):
         Returns:
             The encoding, and for each text float32 [tokens, `token_dimension`] of unit norm,
             with the vectors of the prompt and of special tokens.
-
-        Raises:
-            PairError: If the graph has no token vectors.
         """
         if not self.token_dimension:
             message = f"{self.spec.model} has no output {TOKEN_OUTPUT}: add it with "
@@ -155,11 +151,8 @@ class OnnxEncoder(TokenEncoder):
 class OnnxTokenEncoder(OnnxEncoder):
     """A document encoder that also returns the token vectors of each text, as they are stored.
 
-    Args:
-        spec: Specification of the encoder.
-        folder: Folder to which paths in the specification are relative.
-        threads: Threads per call.
-        token_vectors: How token vectors are pooled and stored.
+    `token_vectors` says how they are pooled and stored; the other arguments are those of
+    `OnnxEncoder`.
 
     Raises:
         PairError: As `OnnxEncoder`, or if the graph has no token vectors of these dimensions.

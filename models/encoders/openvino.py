@@ -14,9 +14,9 @@ import openvino.opset13 as operators
 from numpy.typing import NDArray
 from openvino.frontend.onnx import ConversionExtension
 
-from core.cpus import cpu_flags
 from core.encoders import EncoderSpec, Encoding
 from core.errors import PairError, ProviderError
+from core.machine import cpu_flags
 from core.types import FloatArray
 from models.encoders.onnx import OUTPUT
 from models.encoders.tokenizer import (
@@ -36,7 +36,6 @@ class OpenVinoEncoder(TokenEncoder):
     """An encoder from an ONNX file and a `tokenizer.json`.
 
     Args:
-        spec: Specification of the encoder.
         folder: Folder to which paths in the specification are relative.
         threads: Threads per call.
         dtype: "float32", "bfloat16", or "int8": products with weights have int8 operands, weights
@@ -79,7 +78,6 @@ class OpenVinoEncoder(TokenEncoder):
         )
 
     def encode_tokens(self, tokens: Sequence[Tokens]) -> Encoding:
-        """Encodes texts that `tokenize` returned, as one batch."""
         ids, mask = pad(tokens)
         inputs = {"input_ids": ids, "attention_mask": mask}
         found = _calling("failed", lambda: self._request.infer(inputs)[OUTPUT])
@@ -89,8 +87,7 @@ class OpenVinoEncoder(TokenEncoder):
 class _Products:
     """Converts `MatMulNBits` operators of a graph and counts them.
 
-    Args:
-        block: Values that share a scale, or 0 to convert weights to float32.
+    A scale is shared by `block` values; 0 converts weights to float32.
     """
 
     def __init__(self, block: int) -> None:
@@ -122,9 +119,7 @@ class _Products:
 def _int8_weights(blocks: FloatArray, width: int) -> Any:
     """Returns the operators that restore weights from 8-bit integers and a scale per block.
 
-    Args:
-        blocks: float32 [rows, blocks, values of a block].
-        width: Values of a row.
+    `blocks` are float32 [rows, blocks, values of a block]; a row has `width` values.
     """
     scales = np.abs(blocks).max(axis=-1, keepdims=True) / 127
     integers: NDArray[np.float32] = np.rint(blocks / np.where(scales, scales, 1))

@@ -34,21 +34,15 @@ _PRODUCTS = ("MatMul", "Gemm", "Attention")
 
 @dataclass(frozen=True, slots=True)
 class ProviderOptions:
-    """Options of an execution provider.
-
-    Attributes:
-        name: Name of the provider.
-        device: Number of the GPU.
-        cache: Folder of TensorRT's engine caches, with one subfolder per weights file.
-        fp16: Whether TensorRT may compute in half precision.
-        batch_tokens: Most tokens of a batch on a GPU, padding included; a longer text is a batch
-            of its own. The warm-up and the engines of TensorRT cover batches up to this size.
-    """
+    """Options of an execution provider."""
 
     name: ProviderName = "cpu"
-    device: int = 0
+    device: int = 0  # number of the GPU
+    # Folder of TensorRT's engine caches, with one subfolder per weights file.
     cache: Path = Path("builds/tensorrt")
-    fp16: bool = True
+    fp16: bool = True  # whether TensorRT may compute in half precision
+    # Most tokens of a batch on a GPU, padding included; a longer text is a batch of its own. The
+    # warm-up and the engines of TensorRT cover batches up to this size.
     batch_tokens: int = BATCH_TOKENS
 
     @property
@@ -84,11 +78,7 @@ class Buckets:
         return cls(rows=_doubled(1, max_rows), lengths=_doubled(_SHORTEST, max_length))
 
     def fit(self, rows: int, length: int) -> tuple[int, int]:
-        """Returns the smallest shape for a batch of `rows` rows and `length` tokens.
-
-        Raises:
-            ValueError: If the batch exceeds the largest shape.
-        """
+        """Returns the smallest shape for a batch; ValueError if it exceeds the largest shape."""
         return min(r for r in self.rows if r >= rows), min(n for n in self.lengths if n >= length)
 
 
@@ -192,15 +182,9 @@ def start_error(
 def check_matrix_products(
     options: ProviderOptions, weights: Path, placed: Iterable[tuple[str, str]]
 ) -> None:
-    """Checks that the provider computes all matrix products of a graph.
+    """Raises ProviderError if another provider computes a matrix product of the graph `weights`.
 
-    Args:
-        options: The provider.
-        weights: Path of the graph, for the error message.
-        placed: Provider and operator of each node of the graph.
-
-    Raises:
-        ProviderError: If another provider computes a matrix product.
+    `placed` are the provider and the operator of each node of the graph.
     """
     others = {operator for provider, operator in placed if provider != options.onnx_name}
     elsewhere = sorted(o for o in others if any(product in o for product in _PRODUCTS))

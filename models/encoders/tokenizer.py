@@ -31,10 +31,7 @@ class Tokens:
 class TextTokenizer:
     """A tokenizer that prepends the prompt and truncates at the maximum length of a specification.
 
-    Args:
-        tokenizer: The tokenizer, whose post-processor adds special tokens.
-        spec: Specification of the encoder.
-        end: Token id to append, or None.
+    Its post-processor adds special tokens; `end` is a token id to append besides, or None.
     """
 
     def __init__(self, tokenizer: Tokenizer, spec: EncoderSpec, end: int | None = None) -> None:
@@ -81,11 +78,9 @@ class TextTokenizer:
 
 
 class TokenEncoder(ABC):
-    """Base class of encoders that tokenize texts in this process.
+    """Base class of encoders that tokenize texts in this process; subclasses set spec and tokenize.
 
     Attributes:
-        spec: Specification, set by the constructor of a subclass.
-        tokenize: Tokenizer, set by the constructor of a subclass.
         concurrent_calls: Number of concurrent calls of `encode_tokens` that use the encoder fully.
     """
 
@@ -102,16 +97,11 @@ class TokenEncoder(ABC):
         """Encodes texts that `tokenize` returned, as one batch."""
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
-        """Returns the start and end of each token of a text; see `TextTokenizer`."""
         return self.tokenize.token_offsets(text)
 
 
 def file_tokenizer(spec: EncoderSpec, folder: Path) -> TextTokenizer:
-    """Loads the `tokenizer.json` of a specification with paths relative to `folder`.
-
-    Raises:
-        PairError: If the file is missing, does not load, or does not match its checksum.
-    """
+    """Loads the `tokenizer.json` of a specification with paths relative to `folder`."""
     path = verified_file(spec, folder / spec.tokenizer, spec.tokenizer_sha256)
     try:
         tokenizer = Tokenizer.from_file(str(path))
@@ -122,11 +112,7 @@ def file_tokenizer(spec: EncoderSpec, folder: Path) -> TextTokenizer:
 
 
 def verified_file(spec: EncoderSpec, path: Path, checksum: str) -> Path:
-    """Verifies the SHA-256 of a file and returns its path.
-
-    Raises:
-        PairError: If the file is missing, or its checksum differs.
-    """
+    """Returns the path of a file; PairError if it is missing or its SHA-256 differs."""
     if not path.is_file():
         raise PairError.at(path, f"is missing: copy this file of {spec.model}", "missing_file")
     if sha256_file(path) != checksum:

@@ -35,7 +35,6 @@ class TransformersEncoder(TokenEncoder):
     Pooling, Dense modules of `modules.json`, truncation and normalisation are computed in float32.
 
     Args:
-        spec: Specification of the encoder.
         folder: Folder to which paths in the specification are relative.
         device: Device of PyTorch; "auto" is a GPU if available.
         dtype: Dtype of PyTorch for the transformer; "auto" is bfloat16 on a GPU and float32 on a
@@ -115,7 +114,6 @@ def pool_states(states: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> t
     Args:
         states: [n, length, width], any floating dtype.
         mask: int64 [n, length], 1 for tokens and 0 for padding on the right.
-        pooling: How to pool.
 
     Returns:
         [n, width]: float32 means, or states in their dtype.

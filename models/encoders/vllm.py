@@ -45,10 +45,8 @@ class VllmEncoder(TokenEncoder):
     restarted by the next call.
 
     Args:
-        spec: Specification of the encoder.
         folder: Folder to which paths in the specification are relative.
         dtype: Dtype of vLLM; "auto" is bfloat16 on GPUs and float32 on processors.
-        replicas: Number of engines.
         tensor_parallel: GPUs per engine.
 
     Raises:
@@ -243,12 +241,7 @@ def _start(
 
 
 def pooler_config(kind: Any, pooling: Pooling, version: str) -> Any:
-    """Returns the configuration of vLLM's pooler: pooled states, not normalised.
-
-    Args:
-        kind: Its class, a dataclass.
-        pooling: How token states are pooled.
-        version: Version of vLLM, for the error message.
+    """Returns the configuration of vLLM's pooler, of class `kind`: pooled states, not normalised.
 
     Raises:
         ProviderError: If this version of vLLM names these options otherwise.

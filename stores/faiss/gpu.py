@@ -12,7 +12,7 @@ import numpy as np
 
 from core.choices import SearchDevice
 from core.errors import IndexVersionError, ProviderError
-from core.gpus import visible_gpus
+from core.machine import visible_gpus
 from core.types import FloatArray
 from stores.base import ScoredRows
 
@@ -66,9 +66,6 @@ class GpuCopy:
         index: The index on the processor; it must outlive this object.
         stored: Its vectors in the order of rows, or None for inverted lists that hold them.
         device: "cuda", or "cuda-fp16" to keep vectors in half precision.
-
-    Attributes:
-        ntotal: Number of vectors.
 
     Raises:
         IndexVersionError: If the GPU has too little memory.

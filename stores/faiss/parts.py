@@ -51,10 +51,7 @@ def write_in_parts(
     Args:
         index: A trained, empty index with inverted lists, with or without refinement. It is empty
             again afterwards.
-        vectors: The vectors.
-        path: Path of the file.
         memory: Maximum size of the vectors of a part [bytes].
-        progress: Whether to show a progress bar.
 
     Raises:
         CareError: If a file cannot be written, for example because the disk is full.
@@ -116,7 +113,6 @@ class _Parts:
         self._index.reset()
 
     def write(self, out: BinaryIO, count: int) -> None:
-        """Writes the index of all `count` vectors."""
         if len(self._files) == 1:
             with self._files[0].open("rb") as file:
                 shutil.copyfileobj(file, out)
@@ -139,11 +135,7 @@ class _Parts:
 
 
 def write_file(index: faiss.Index, path: Path) -> None:
-    """Writes an index to disk.
-
-    Raises:
-        CareError: If the file cannot be written, for example because the disk is full.
-    """
+    """Writes an index to disk; CareError if it cannot be written, for example on a full disk."""
     try:
         with path.open("wb") as file:
             # FAISS's own writer prints to standard error if the disk is full.

@@ -57,7 +57,6 @@ class CodesScan:
             self._parts.append(part)
 
     def search(self, query: FloatArray, k: int, rows: RowArray | None, check: Check) -> ScoredRows:
-        """See `Scan.search`."""
         if rows is not None and len(rows) * _COPIED <= self._count:
             return self._search_few(query, k, rows, check)
         bits = None if rows is None else _packed(rows, self._count)
@@ -104,11 +103,7 @@ class CodesScan:
 
 
 class ListsScan:
-    """Scans all inverted lists, in groups.
-
-    Args:
-        lists: The index.
-    """
+    """Scans all inverted lists, in groups."""
 
     def __init__(self, lists: faiss.IndexIVF) -> None:
         self._lists = lists
@@ -116,7 +111,6 @@ class ListsScan:
         self._group = math.ceil(lists.nlist / parts)
 
     def search(self, query: FloatArray, k: int, rows: RowArray | None, check: Check) -> ScoredRows:
-        """See `Scan.search`."""
         selector = None
         if rows is not None:
             selector = faiss.IDSelectorBitmap(_packed(rows, self._lists.ntotal))

@@ -45,11 +45,7 @@ def limit_threads() -> None:
 
 
 def read_index(path: Path) -> faiss.Index:
-    """Opens a memory-mapped index.
-
-    Raises:
-        IndexVersionError: If FAISS cannot read it.
-    """
+    """Opens a memory-mapped index; IndexVersionError if FAISS cannot read it."""
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
@@ -86,7 +82,6 @@ class FaissVectors:
     scores are not returned.
 
     Args:
-        path: Path of the file.
         parameters: Search parameters for ten hits: `efSearch` or `nprobe`, and `k_factor`; empty
             for Flat.
         device: Where searches run that a GPU supports; the others run on the processor.
@@ -124,11 +119,7 @@ class FaissVectors:
             self.copy_to_gpu(device)
 
     def copy_to_gpu(self, device: SearchDevice) -> None:
-        """Makes a copy on the GPU, in which searches run from now on.
-
-        Raises:
-            IndexVersionError: If the GPU has too little memory.
-        """
+        """Makes a copy on the GPU, in which searches run from now on; see `GpuCopy`."""
         copied = self._approximate if isinstance(self._approximate, _Lists) else None
         self._on_gpu = _OnGpu(
             GpuCopy(self._index, self._stored, device), copied if self._stored is None else None
@@ -233,19 +224,12 @@ class FaissVectors:
 
 @dataclass
 class _Graph:
-    """Search in an HNSW graph.
-
-    Attributes:
-        index: The index.
-        links: Links of a vector on the lowest level.
-        ef_search: Beam width at the depth of the measured recall.
-        k_factor: Candidates to refine per hit, in a graph of reduced vectors; else 0.
-    """
+    """Search in an HNSW graph."""
 
     index: faiss.Index
-    links: int
-    ef_search: int
-    k_factor: int = 0
+    links: int  # links of a vector on the lowest level
+    ef_search: int  # beam width at the depth of the measured recall
+    k_factor: int = 0  # candidates to refine per hit, in a graph of reduced vectors; else 0
 
     def cost(self, fetch: int) -> float:
         """Returns the estimated number of vectors that are compared to find `fetch` neighbours."""
@@ -266,19 +250,12 @@ class _Graph:
 
 @dataclass
 class _Lists:
-    """Search in inverted lists.
-
-    Attributes:
-        index: The index.
-        n_lists: Number of lists.
-        probes: Lists to scan at the depth of the measured recall.
-        k_factor: Candidates to refine per hit; 0 without refinement.
-    """
+    """Search in inverted lists."""
 
     index: faiss.Index
     n_lists: int
-    probes: int
-    k_factor: int
+    probes: int  # lists to scan at the depth of the measured recall
+    k_factor: int  # candidates to refine per hit; 0 without refinement
 
     def cost(self, fetch: int) -> float:
         scanned: float = self.probed(fetch) * self.index.ntotal / self.n_lists
@@ -297,12 +274,7 @@ class _Lists:
 
 @dataclass
 class _OnGpu:
-    """Search on a GPU, exact or in inverted lists.
-
-    Attributes:
-        copy: The copy on the GPU.
-        lists: The inverted lists that were copied, or None if the search is exact.
-    """
+    """Search on a GPU: in inverted lists that were copied or, without `lists`, exact."""
 
     copy: GpuCopy
     lists: _Lists | None

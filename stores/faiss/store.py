@@ -33,11 +33,7 @@ _REFINE_FACTORS = (4, 16, 64)
 class FaissStore(VectorStore):
     """Stores vectors in `vectors.faiss` in the folder of the version.
 
-    Args:
-        device: Where opened versions are searched: see `FaissVectors`.
-
-    Raises:
-        ProviderError: If FAISS cannot search on the device.
+    Versions are searched on `device` (see `FaissVectors`); ProviderError if FAISS cannot use it.
     """
 
     def __init__(self, device: SearchDevice = "cpu") -> None:
@@ -50,7 +46,6 @@ class FaissStore(VectorStore):
         return FaissStore, (self._device,)
 
     def build(self, new: NewVectors) -> SearchChoice:
-        """Writes `vectors.faiss` and chooses the search parameters."""
         path = new.folder / VECTORS_FILE
         build_index(
             new.vectors,
@@ -108,14 +103,8 @@ def build_index(
 ) -> None:
     """Writes an inner-product index of unit vectors; row i has id i.
 
-    Args:
-        vectors: The vectors.
-        factory: A supported factory string.
-        path: Path of the file.
-        threads: Number of threads.
-        memory: Memory limit for the training sample and for inverted lists [bytes]. Flat and HNSW
-            indexes are built in memory regardless of the limit.
-        progress: Whether to show a progress bar.
+    `memory` limits the training sample and the inverted lists [bytes]; Flat and HNSW indexes are
+    built in memory regardless of it.
 
     Raises:
         CareError: If the memory limit is too low, or the file cannot be written.

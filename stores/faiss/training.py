@@ -24,8 +24,7 @@ _LIST_ROUNDS = 10
 class Assignment:
     """Assigns vectors that are added to inverted lists on all GPUs, if there are any.
 
-    Args:
-        lists: The index; its quantiser must have all centroids.
+    The quantiser of the index must have all centroids.
     """
 
     def __init__(self, lists: faiss.IndexIVF) -> None:
@@ -91,14 +90,10 @@ def trained_index(
 
 
 def train_reduced(index: faiss.IndexRefine, sample: FloatArray) -> None:
-    """Trains an index whose graph has vectors that are reduced to their principal components.
+    """Trains an index with a `reduced_graph` on a sample, float32 [n, dimension].
 
-    The mean is not subtracted, as FAISS does, because that would change the order of inner
-    products.
-
-    Args:
-        index: An untrained index with a `reduced_graph`.
-        sample: float32 [n, dimension].
+    Its graph has vectors that are reduced to their principal components. The mean is not
+    subtracted, as FAISS does, because that would change the order of inner products.
     """
     reduced = faiss.downcast_index(index.base_index)
     matrix = faiss.downcast_VectorTransform(reduced.chain.at(0))

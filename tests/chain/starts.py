@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, normalize
 from transformers import AutoTokenizer
 
 from tests.checkpoints import edit_json, write_gte_mlm, write_qwen3
-from training.backbone import load_backbone
+from training.encoder import load_backbone
 
 # Characters of the parts of texts that are told apart, and parts in a batch.
 _PART, _BATCH = 24, 32

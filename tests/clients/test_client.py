@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -21,7 +22,6 @@ from care_client import (
     ServerError,
     UnavailableError,
 )
-from care_client import client as client_module
 from tests.clients.transport import Answer, Script, answer, problem
 
 QUERY = "高血压能喝咖啡吗"
@@ -36,8 +36,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr(client_module.time, "sleep", waited.append)
-    monkeypatch.setattr(client_module.asyncio, "sleep", sleep)
+    monkeypatch.setattr(time, "sleep", waited.append)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     return waited
 
 
@@ -174,11 +174,13 @@ def test_an_error_has_the_fields_and_the_request_id_of_the_service() -> None:
     assert (field.field, field.limit, caught.value.request_id) == ("top_k", 100, "r")
 
 
-def test_a_failure_without_a_response_has_the_id_that_was_sent(waits: list[float]) -> None:
+@both
+def test_a_failure_without_a_response_has_the_id_that_was_sent(kind: str) -> None:
     script = Script(httpx2.ConnectError("refused"))
     with pytest.raises(ConnectionFailedError) as caught:
-        call(script, "sync", "search", QUERY, retries=0)
+        call(script, kind, "search", QUERY, retries=0)
     assert caught.value.request_id == script.requests[0].headers["X-Request-ID"]
+    assert caught.value.__context__ is None  # a traceback would quote it
 
 
 def test_a_wrong_type_is_an_error_before_a_request_is_sent() -> None:

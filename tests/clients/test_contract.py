@@ -28,9 +28,8 @@ PARAMETERS = {"{model}": "care-mini", "{id}": "d-1"}
 
 
 def methods() -> Iterator[str]:
-    for name, method in inspect.getmembers(Client):
+    for name, _ in inspect.getmembers(Client, inspect.isfunction):
         if not name.startswith("_") and name != "close":
-            assert callable(getattr(method, "_plan", None)), f"{name} is no route"
             yield name
 
 
@@ -86,10 +85,10 @@ def test_the_deadline_is_sent_to_the_routes_that_read_it() -> None:
 
 
 def test_both_clients_have_the_same_routes_and_arguments() -> None:
-    asynchronous = AsyncClient()
     for name in methods():
-        signature = inspect.signature(getattr(Client(), name))
-        assert inspect.signature(getattr(asynchronous, name)) == signature
+        coroutine = getattr(AsyncClient, name)
+        assert inspect.iscoroutinefunction(coroutine)
+        assert inspect.signature(coroutine) == inspect.signature(getattr(Client, name))
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMAS if name.endswith("Request")])

@@ -73,7 +73,6 @@ def send_json(
     value: Any,
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes a JSON response."""
     content = json.dumps(value).encode()
     handler.send_response(status)
     handler.send_header("Content-Type", "application/json")

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from core.records import read_jsonl
-from curation.clean_texts import clean_texts
-from curation.cleaning import clean_documents, clean_queries, cleaners
+from curation.cleaning import clean_documents, clean_queries, clean_texts, cleaners
 from curation.commands import run_command
 from curation.config import Cleaning
 from curation.diversity import DiversityOptions, Kind, diversify_file

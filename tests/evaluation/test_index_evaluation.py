@@ -1,12 +1,12 @@
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from care.cli.main import main as care
 from care.evaluation import compare_modes
+from care.options import EvaluationOptions
 from core.errors import CareError, DataError, IndexVersionError
 from core.types import Document
 from core.versions import IndexFolder
@@ -26,12 +26,13 @@ def compare(
     index: str,
     queries: Path,
     qrels: Path,
-    weights: Sequence[float] = (),
+    weights: str | None = None,
     pair: str = DEFAULT_PAIR,
 ) -> IndexEvaluation:
-    return compare_modes(
-        index, queries=queries, qrels=qrels, pair=pair, indexes=indexes, weights=weights
+    options = EvaluationOptions(
+        queries=queries, qrels=qrels, pair=pair, indexes=indexes, weights=weights
     )
+    return compare_modes(index, options)
 
 
 def test_judged_documents_that_the_index_lacks_are_counted() -> None:
@@ -68,7 +69,7 @@ def test_weights_need_full_text(
     qrels = tmp_path / "qrels.tsv"
     qrels.write_text("q\td\t1\n", encoding="utf-8")
     with raises(CareError, code="mode_not_available"):
-        compare(indexes, "test", queries, qrels, [0.1], str(pair_file))
+        compare(indexes, "test", queries, qrels, "0.1", str(pair_file))
 
 
 @pytest.mark.e2e
@@ -109,7 +110,7 @@ def test_an_index_of_chunks_is_scored_by_judgements_of_documents(
     places = ["--index", "long", "--indexes", str(indexes), "--builds", str(tmp_path / "builds")]
     assert care(["index", str(corpus), *places, "--chunk-tokens", "48"]) == 0
 
-    result = compare(indexes, "long", queries, qrels, [0.1, 0.2])
+    result = compare(indexes, "long", queries, qrels, "0.1,0.2")
     systems = ["dense", "lexical", "hybrid", "BM25, words", "BM25, characters and bigrams"]
     assert list(result.scores) == systems
     assert {scores["nDCG@10"] for scores in result.scores.values()} == {1}

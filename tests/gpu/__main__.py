@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from core.gpus import visible_gpus
+from core.machine import visible_gpus
 
 ROOT = Path(__file__).parents[2]
 NAMES = (

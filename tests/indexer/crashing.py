@@ -45,7 +45,6 @@ class CrashingEncoder(BigramEncoder):
             raise ProviderError("the process has crashed") from error
 
     def close(self) -> None:
-        """Stops the process."""
         if self._pool:
             self._pool.shutdown()
         self._pool = None

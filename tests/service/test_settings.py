@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from core.cpus import available_cpus
 from core.errors import CareError
+from core.machine import available_cpus
 from service.settings import Settings, ignored_port, read_settings
 from tests.errors import raises
 

@@ -10,7 +10,7 @@ import pytest
 from core.choices import SearchDevice
 from core.errors import IndexVersionError, ProviderError
 from core.filters import Selection
-from core.gpus import Gpu
+from core.machine import Gpu
 from core.types import FloatArray, no_check
 from core.vectors import truncate_normalize
 from core.versions import IndexFolder, read_manifest

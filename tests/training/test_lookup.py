@@ -28,8 +28,7 @@ from tests.training.encoders import check_parity, checkpoint_of
 from training.encoder import Encoder, encode, tokenize
 from training.errors import TrainingError
 from training.export.onnx import TOKENIZER, describe, export_encoder, save
-from training.init import prepare
-from training.lookup import token_vectors
+from training.init import prepare, token_vectors
 from training.schema import EncoderInit
 from training.source.convert import convert_trained
 

@@ -22,14 +22,10 @@ Scores = Mapping[str, Mapping[int, Mapping[str, Sequence[float]]]]
 def write_report(
     out: Path, tables: Tables, titles: Mapping[str, str], scores: Scores, facts: Mapping[str, Any]
 ) -> None:
-    """Writes `scores.json`, `table.md` and `scores.png`.
+    """Writes `scores.json`, `table.md` and `scores.png` to the folder `out`.
 
-    Args:
-        out: The folder.
-        tables: Which recipes are compared.
-        titles: Titles by recipe, for the plot.
-        scores: Scores of all finished runs.
-        facts: Data, hardware and libraries; `questions` is the number of questions.
+    `tables` say which recipes are compared; `titles` name recipes in the plot. `facts` are data,
+    hardware and libraries; `questions` among them is the number of questions.
     """
     rows = [name for name in tables.recipes if name in scores]
     rows += [name for name in scores if name not in rows]

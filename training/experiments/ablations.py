@@ -81,7 +81,6 @@ def run_ablations(
             of its split `train` are the test set; they are not used to select anything.
         out: Folder of stages, scores and the report.
         only: Names of the recipes to run; empty for all.
-        report: Called with each line of progress.
         recipes: Folder of the recipes and of `tables.toml`.
         seeds: Number of the seeds of each recipe to run; None for all.
         train: False to write the report of finished runs only.
@@ -127,7 +126,6 @@ def run_ablations(
 
 
 def read_test(data: Path) -> TestSet:
-    """Reads the test questions with the documents to search and to rerank."""
     dev = read_dev(Dev(beir=str(data), documents=_DISTRACTORS))
     more = read_dev(Dev(beir=str(data), split="train", part=HELD_OUT, documents=0))
     dev = DevSet(
@@ -197,7 +195,6 @@ def _load(recipes: Path, places: Mapping[str, Path], tables: Tables) -> dict[str
 
 
 def _reads(recipe: Recipe, folder: Path) -> bool:
-    """Returns whether a recipe reads triples in a folder."""
     entries = (entry for stage in recipe.stages for entry in stage.data)
     return any(e.triples and Path(e.triples).is_relative_to(folder) for e in entries)
 

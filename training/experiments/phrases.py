@@ -44,11 +44,9 @@ _Words = tuple[list[str], list[float]]
 
 
 class Phrases:
-    """Generator of synthetic texts.
+    """Generator of synthetic texts, of words and spans of the given texts.
 
     Args:
-        texts: Texts to take words and spans from.
-        seed: Seed of all random choices.
         lengths: Minimum and maximum number of characters. If the minimum is above 4, phrases are
             joined until they reach a random length between the two.
     """
@@ -185,17 +183,10 @@ def _flattened(counts: Mapping[str, int]) -> _Words:
 def write(
     recipe: Recipe, path: Path, count: int, seed: int, lengths: tuple[int, int] = LENGTHS
 ) -> None:
-    """Writes synthetic texts made from the training examples of a recipe.
+    """Writes synthetic texts made from the training examples of a recipe; see `Phrases`.
 
     The file is JSONL with `_id` and `text`. Held-out queries and their documents are not used, nor
     are data entries of single texts and of mined triples.
-
-    Args:
-        recipe: The recipe.
-        path: JSONL file to write.
-        count: Number of texts.
-        seed: See `Phrases`.
-        lengths: See `Phrases`.
     """
     held_out = frozenset(read_dev(recipe.dev).queries.values() if recipe.dev else ())
     entries = [entry for stage in recipe.stages for entry in stage.data]

@@ -64,7 +64,6 @@ def write_splits(
         data: BEIR folder with the split `train`. Documents have the metadata `source`, and
             train.paraphrases.jsonl, if it exists, has the description (`text2`) of a question
             (`text1`).
-        out: Folder to write.
         reword: Rewords the questions of `train` by part `a` of its rules, held-out ones by `b`.
         spoken: JSONL with `_id` and `text`: questions rewritten by hand, by the id of the original.
             Those whose original is not in the split `unseen` are left out.

@@ -25,21 +25,14 @@ Summary = Mapping[str, Any]
 
 
 class Row(Settings):
-    """A row of a table.
+    """A row of a table."""
 
-    Attributes:
-        recipe: Name of the recipe, or `NAME@DIMENSIONS` for cut vectors of its pairs.
-        label: Text of the row.
-        paper: The paper's scores in percent, in the order of the measures; may be fewer.
-        reference: Recipe that the row is compared with, instead of the table's.
-        why: The likely reason why the result is not the paper's.
-    """
-
-    recipe: str
+    recipe: str  # name of the recipe, or `NAME@DIMENSIONS` for cut vectors of its pairs
     label: str
+    # The paper's scores in percent, in the order of the measures; may be fewer.
     paper: list[float] = Field(default_factory=list)
-    reference: str = ""
-    why: str = ""
+    reference: str = ""  # recipe that the row is compared with, instead of the table's
+    why: str = ""  # the likely reason why the result is not the paper's
 
 
 class Table(Settings):
@@ -95,11 +88,7 @@ class Tables(Settings):
 
 
 def read_tables(folder: Path) -> Tables:
-    """Reads the tables of a folder of recipes; a folder without `tables.toml` has none.
-
-    Raises:
-        TrainingError: If the file is invalid.
-    """
+    """Reads the tables of a folder of recipes; a folder without `tables.toml` has none."""
     path = folder / TABLES
     if not path.is_file():
         return Tables()

@@ -39,7 +39,6 @@ class _MultiHead(torch.autograd.Function):
             key: float32 [n, heads, length, width / heads].
             value: As `key`.
             mask: float32 [n, 1, length, length], added to the scores.
-            heads: Number of heads.
             scale: Factor of the scores.
         """
         split = query.reshape(*query.shape[:2], heads, -1).transpose(1, 2)
@@ -103,12 +102,7 @@ class _RotaryTable(torch.nn.Module):
 
 @contextmanager
 def rotary_table(model: PreTrainedModel, max_length: int) -> Iterator[None]:
-    """Exports the rotary positions of a model in the block, if it has any, as tables.
-
-    Args:
-        model: The model.
-        max_length: Number of positions.
-    """
+    """Exports rotary positions of a model in the block, if any, as tables of `max_length` rows."""
     rotary = getattr(model, "rotary_emb", None)
     if rotary is None or getattr(rotary, "rope_type", "default") in _BY_LENGTH:
         yield

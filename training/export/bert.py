@@ -23,11 +23,7 @@ def build_bert(
 ) -> BertModel:
     """Builds the float32 model, without a pooler, in evaluation mode.
 
-    Args:
-        parameters: float32 arrays by their names in `BertModel`; they define all sizes.
-        heads: Number of attention heads.
-        layer_norm_eps: Epsilon of layer normalisations.
-        pad_token_id: Id of the padding token.
+    `parameters` are float32 arrays by their names in `BertModel`; they define all sizes.
     """
     words, hidden = parameters[_TABLE.format("word")].shape
     config = BertConfig(

@@ -32,10 +32,8 @@ def export_document_side(
     """Writes the document side in a form that transformers and vLLM load.
 
     Args:
-        pair: The pair.
         form: `merged` (see `write_checkpoint`), or `adapter`: a peft folder with a tokenizer that
             appends the end token; the base model is not copied.
-        folder: New folder.
         texts: Texts to compare the vectors of the original and the exported side.
 
     Returns:
@@ -79,7 +77,6 @@ def write_checkpoint(
     pooling, Dense modules and normalisation. Weights keep the dtype of the original checkpoint.
 
     Args:
-        spec: The side.
         base: Folder that the spec's paths are relative to.
         folder: New or empty folder.
         truncate: Whether a linear module truncates vectors to `spec.dimension` dimensions before
@@ -87,9 +84,6 @@ def write_checkpoint(
 
     Returns:
         The spec of the written checkpoint.
-
-    Raises:
-        PairError: If the side cannot be loaded.
     """
     folder.mkdir(parents=True, exist_ok=True)
     dense: list[str] = []
@@ -151,7 +145,6 @@ def check_vectors(
 
 
 def stored_dtype(transformer: Path) -> torch.dtype:
-    """Returns the dtype of a checkpoint's weights."""
     config, _ = PreTrainedConfig.get_config_dict(transformer)
     name = config.get("dtype") or config.get("torch_dtype") or "float32"
     dtype: torch.dtype = getattr(torch, str(name).removeprefix("torch."))

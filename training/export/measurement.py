@@ -67,11 +67,7 @@ class Judged:
 
     @classmethod
     def read(cls, corpus: Path, queries: Path, qrels: Path) -> "Judged":
-        """Reads files in BEIR's layout.
-
-        Raises:
-            DataError: If a file is invalid or a judgement refers to a missing query or document.
-        """
+        """Reads files in BEIR's layout; DataError if a judgement has an unknown id."""
         documents = beir.document_texts(beir.read_documents(corpus))
         texts, grades = beir.read_queries(queries), beir.read_qrels(qrels)
         beir.check_judged(qrels, grades, texts, documents)
@@ -82,7 +78,6 @@ class Rankings:
     """Rankings of documents by exact search, of a checkpoint and of graphs exported from it.
 
     Attributes:
-        judged: Queries, documents and judgements.
         ndcg: Mean nDCG@10 of the checkpoint, the query side to export.
     """
 
@@ -119,7 +114,6 @@ class Reference:
     The texts are made from typical queries, in all lengths up to the encoder's maximum.
 
     Attributes:
-        texts: The texts.
         tokens: Numbers of tokens of the texts, ascending.
         rankings: Rankings to compare, or None.
     """

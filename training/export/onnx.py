@@ -84,7 +84,6 @@ def export_encoder(
     Args:
         transformer: A float32 model in evaluation mode, with eager attention: ONNX Runtime's
             optimizer recognises attention in this form only.
-        pooling: How token vectors are pooled.
         dense: Dense modules after pooling.
         dimension: Dimensions to keep; None for all.
         fuse: Whether to fuse attention. Without fusion the graph has standard ONNX operators

@@ -27,25 +27,16 @@ _NATIVE: dict[str, tuple[Precision, ...]] = {"cpu": ("fp32", "int8"), "cuda": ("
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """Options of an export.
+    """Options of an export."""
 
-    Attributes:
-        out: Folder to write; replaces an earlier export.
-        precisions: Precisions of the query side; fp32 is always exported.
-        document: Form in which to export the document side.
-        calibration: JSONL of typical queries for int8; None for those of `care-mini`.
-        judged: Files of corpus, queries and qrels, or None to measure no rankings.
-        threads: CPU threads for measurements.
-        provider: Execution provider that the service will use.
-    """
-
-    out: Path
-    precisions: Sequence[Precision]
-    document: DocumentForm
-    calibration: Path | None
+    out: Path  # folder to write; replaces an earlier export
+    precisions: Sequence[Precision]  # precisions of the query side; fp32 is always exported
+    document: DocumentForm  # form in which to export the document side
+    calibration: Path | None  # JSONL of typical queries for int8; None for those of `care-mini`
+    # Files of corpus, queries and qrels, or None to measure no rankings.
     judged: tuple[Path, Path, Path] | None
-    threads: int
-    provider: ProviderOptions = ON_CPU
+    threads: int  # CPU threads for measurements
+    provider: ProviderOptions = ON_CPU  # execution provider that the service will use
 
 
 def export_pair(pair: Pair, options: ExportOptions, report: Callable[[str], None]) -> Path:

@@ -110,17 +110,11 @@ def _with_fast_operators(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """The quantisation of an input of matrix products.
+    """The quantisation of an input of matrix products."""
 
-    Attributes:
-        factors: float32 [channels], by which channels are divided before quantisation.
-        scale: float32 [], the step of the integers.
-        zero: uint8 [], the integer of 0.
-    """
-
-    factors: FloatArray
-    scale: FloatArray
-    zero: NDArray[np.uint8]
+    factors: FloatArray  # float32 [channels], by which channels are divided before quantisation
+    scale: FloatArray  # float32 [], the step of the integers
+    zero: NDArray[np.uint8]  # uint8 [], the integer of 0
 
 
 def _measured_inputs(
@@ -160,13 +154,11 @@ def _measured_inputs(
 def _factors(peaks: FloatArray) -> FloatArray:
     """Returns the factors by which the channels of an input are divided, float32 [channels].
 
-    A factor is the square root of the channel's peak over the median peak, at least 1. Without
-    factors, a few channels with large values would leave few integers to all others. The square
-    root shares the loss of precision between the channel's values and its weights, which are
-    multiplied by the factor; as no factor is below 1, other channels are clipped no earlier.
-
-    Args:
-        peaks: float32 [channels], the largest magnitude of each channel.
+    A factor is the square root of the channel's peak, its largest magnitude, over the median peak,
+    at least 1. Without factors, a few channels with large values would leave few integers to all
+    others. The square root shares the loss of precision between the channel's values and its
+    weights, which are multiplied by the factor; as no factor is below 1, other channels are clipped
+    no earlier.
     """
     ratios = np.sqrt(_divide(peaks, np.full_like(peaks, np.median(peaks))))
     rounded = [float(f"{max(1.0, ratio):.3g}") for ratio in ratios.tolist()]
@@ -184,7 +176,6 @@ def quantize_blocks(
 
     Args:
         model: A float32 graph, or one of `quantize_int8`.
-        bits: Bits of a weight.
         table_bits: Bits of a weight in look-up tables, by default `bits`.
     """
     copy, nodes = _Copy(model), []
@@ -228,7 +219,6 @@ def block_quantize(weights: FloatArray, bits: Bits = 4) -> tuple[NDArray[np.uint
 
     Args:
         weights: float32 [rows, columns]; columns must be a multiple of 32.
-        bits: Bits of a weight.
 
     Returns:
         Integers from 0 to 2 h - 1, uint8 [rows, columns], and scales, float32

@@ -43,22 +43,13 @@ def load_query_side(pair: Pair) -> TransformersEncoder:
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """Exports graphs of an encoder and compares them with it.
+    """Exports graphs of an encoder and compares them with it."""
 
-    Attributes:
-        encoder: The encoder, as `load_query_side` returns it.
-        folder: Folder of the graphs, which holds the tokenizer.
-        reference: Vectors to compare with.
-        calibration: Typical queries for int8.
-        provider: Execution provider for measurements.
-        threads: CPU threads for measurements.
-    """
-
-    encoder: TransformersEncoder
-    folder: Path
-    reference: Reference
-    calibration: Sequence[str]
-    provider: ProviderOptions
+    encoder: TransformersEncoder  # as `load_query_side` returns it
+    folder: Path  # folder of the graphs, which holds the tokenizer
+    reference: Reference  # vectors to compare with
+    calibration: Sequence[str]  # typical queries for int8
+    provider: ProviderOptions  # execution provider for measurements
     threads: int
 
     def export(self, precision: Precision) -> tuple[Row, EncoderSpec | None]:

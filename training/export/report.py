@@ -43,25 +43,16 @@ THRESHOLDS: Mapping[str, Mapping[str, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Result of exporting one precision.
-
-    Attributes:
-        precision: The precision.
-        provider: Execution provider of the measurements.
-        weights: Name of the file of weights.
-        weights_sha256: Checksum of this file.
-        megabytes: Size of the weights [10⁶ bytes].
-        values: Measured values by the names of `_VALUES`; empty if the graph does not run.
-        reason: Why the graph does not run, or why no TensorRT engine was built; or "".
-    """
+    """Result of exporting one precision."""
 
     precision: Precision
-    provider: str
-    weights: str
+    provider: str  # execution provider of the measurements
+    weights: str  # name of the file of weights
     weights_sha256: str = ""
-    megabytes: float = 0.0
+    megabytes: float = 0.0  # size of the weights [10⁶ bytes]
+    # Measured values by the names of `_VALUES`; empty if the graph does not run.
     values: Mapping[str, float] = field(default_factory=dict)
-    reason: str = ""
+    reason: str = ""  # why the graph does not run, or why no TensorRT engine was built; or ""
 
     @property
     def failures(self) -> list[str]:

@@ -33,10 +33,8 @@ def export_sentence_transformers(
         pair: A pair of checkpoints, or of BERT graphs, whose weights are dequantised.
         out: New folder.
         texts: Normalised texts to compare the vectors of the model with those of the pair.
-        report: Called with each line of progress.
 
     Raises:
-        PairError: If a side cannot be read.
         CareError: If the vectors differ from those of the pair, or the disk fails.
     """
     # sentence-transformers loads a Router from an absolute path only.

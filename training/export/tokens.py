@@ -13,10 +13,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from core.choices import Codec
-from core.cpus import available_cpus
 from core.encoders import EncoderSpec, LateInteraction, Pair, Role
 from core.errors import CareError, PairError
 from core.files import new_folder
+from core.machine import available_cpus
 from core.types import FloatArray
 from models.encoders.onnx import OUTPUT, TOKEN_OUTPUT, OnnxEncoder
 from models.pairs import PAIR, write_pair
@@ -131,9 +131,6 @@ def rotations(width: int) -> dict[Role, FloatArray]:
 
     Rotated dimensions have equal variance, which the codecs with 1 and 2 bits assume. Similarities
     stay as they are. The rotation is always the same.
-
-    Args:
-        width: Dimensions of the states.
 
     Returns:
         For the query and the document side the same matrix, float32 [width, width].

@@ -38,10 +38,8 @@ def export_with_optimum(pair: Pair, out: Path, python: Path, threads: int = 1) -
     """Exports a query side with optimum; replaces an earlier export.
 
     Args:
-        pair: The pair.
         out: Folder to write: `pair.toml`, graph, tokenizer and `report.md`.
         python: Python of an environment with optimum-onnx and sentence-transformers.
-        threads: Threads of the measurement.
 
     Returns:
         The path of `pair.toml`.
@@ -95,7 +93,6 @@ def _describe(spec: EncoderSpec, source: Path, path: Path) -> EncoderSpec:
 
 
 def main() -> None:
-    """Exports the pair that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pair", required=True, help="name or path of the pair")
     parser.add_argument("--out", required=True, type=Path, help="folder to write")

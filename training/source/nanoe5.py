@@ -58,26 +58,16 @@ class SourceError(CareError):
 
 @dataclass(frozen=True)
 class Source:
-    """Contents of the model file.
-
-    Attributes:
-        layers: Number of layers.
-        heads: Number of attention heads.
-        layer_norm_eps: Epsilon of layer normalisations.
-        pieces: The unigram pieces; the index of a piece is its id.
-        scores: float32 [pieces], the log probability of each piece.
-        unknown: Id of the unknown piece.
-        controls: Ids of the control pieces: begin, padding, end.
-        tensors: By name, a float32 vector, or Q4_0 blocks [count / 32] of a matrix.
-    """
+    """Contents of the model file."""
 
     layers: int
     heads: int
     layer_norm_eps: float
-    pieces: list[str]
-    scores: NDArray[np.float32]
-    unknown: int
-    controls: tuple[int, int, int]
+    pieces: list[str]  # the unigram pieces; the index of a piece is its id
+    scores: NDArray[np.float32]  # float32 [pieces], the log probability of each piece
+    unknown: int  # id of the unknown piece
+    controls: tuple[int, int, int]  # ids of the control pieces: begin, padding, end
+    # By name, a float32 vector, or Q4_0 blocks [count / 32] of a matrix.
     tensors: Mapping[str, NDArray[Any]]
 
 

@@ -47,26 +47,19 @@ _OTHER_LAUNCHERS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 
 @dataclass
 class Context:
-    """State of a run that stages read and update.
-
-    Attributes:
-        seed: Seed of the run.
-        out: Folder of the output, shared by runs.
-        dev: The recipe's entry for the development set.
-        dev_set: The development set, once it has been read.
-        encoders: Latest checkpoint of each side.
-        folders: Results of finished stages, by name.
-        teachers: Finished stages that computed vectors, by name.
-        mined: Files of mined triples, by the name of the stage.
-    """
+    """State of a run that stages read and update."""
 
     seed: int
-    out: Path
+    out: Path  # folder of the output, shared by runs
+    # The recipe's entry for the development set, which is `dev_set` once it has been read.
     dev: Dev | None = None
     dev_set: DevSet | None = None
+    # Latest checkpoint of each side.
     encoders: "dict[Role, EncoderCheckpoint]" = field(default_factory=dict)
-    folders: dict[str, Path] = field(default_factory=dict)
+    folders: dict[str, Path] = field(default_factory=dict)  # results of finished stages, by name
+    # Finished stages that computed vectors, by name.
     teachers: "dict[str, Stage]" = field(default_factory=dict)
+    # Files of mined triples, by the name of the stage.
     mined: dict[str, Path] = field(default_factory=dict)
 
     @property
@@ -87,19 +80,14 @@ class Context:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a stage.
-
-    Attributes:
-        encoders: The trained encoders by side.
-        pair: The sides that encode queries and documents in the trained pair; empty if there is
-            no pair.
-        history: Losses and dev metrics over steps.
-        counts: Numbers of examples, texts and dropped records.
-    """
+    """Result of a stage."""
 
     encoders: "dict[Role, EncoderCheckpoint]"
+    # The sides that encode queries and documents in the trained pair; empty if there is no pair.
     pair: dict[Role, Role] = field(default_factory=dict)
+    # Losses and dev metrics over steps.
     history: list[dict[str, float]] = field(default_factory=list)
+    # Numbers of examples, texts and dropped records.
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -107,15 +95,10 @@ class Stage(Settings, ABC):
     """A stage of a recipe; each kind is a subclass.
 
     Kinds with a key `side` train or use this encoder for queries and documents alike.
-
-    Attributes:
-        kind: The kind.
-        name: Name of the stage, unique in the recipe; "" uses the kind as name.
-        data: Data entries to read.
     """
 
     kind: str
-    name: StageName = ""
+    name: StageName = ""  # unique in the recipe; "" uses the kind as name
     data: Data
 
     @property
@@ -124,7 +107,6 @@ class Stage(Settings, ABC):
         return self.name or self.kind
 
     def error(self, key: str, reason: str, code: str, **fields: Any) -> TrainingError:
-        """Returns an error about a key of the stage."""
         place = f"stages.{self.label}.{key}".removesuffix(".")
         return TrainingError.at(place, reason, code, **fields)
 
@@ -143,15 +125,12 @@ class Stage(Settings, ABC):
         """Runs the stage in its folder; resumes an interrupted run."""
 
     def entries(self, context: Context) -> list[DataEntry]:
-        """Returns the data entries to read."""
         return self.data
 
     def files(self, context: Context) -> list[Path]:
-        """Returns the files of the data entries."""
         return [p for entry in self.entries(context) for p in entry_files(entry, context.mined)]
 
     def run_seed(self, context: Context) -> int:
-        """Returns the seed of the stage."""
         return context.seed
 
     def publish(self, context: Context, folder: Path) -> None:
@@ -233,7 +212,6 @@ class TrainingStage(Stage):
         return self
 
     def run_seed(self, context: Context) -> int:
-        """Returns the seed of the stage: its own or that of the run."""
         return context.seed if self.seed is None else self.seed
 
     def check(self, context: Context, sides: Collection[Role]) -> None:
@@ -277,11 +255,7 @@ def data_inputs(context: Context, entries: Sequence[DataEntry]) -> dict[str, Any
 
 
 def check_readable(path: Path) -> None:
-    """Checks that a file can be opened.
-
-    Raises:
-        DataError: If it cannot.
-    """
+    """Raises DataError if a file cannot be opened."""
     try:
         path.open("rb").close()
     except OSError as error:
@@ -289,11 +263,7 @@ def check_readable(path: Path) -> None:
 
 
 def checksums(files: Sequence[Path]) -> list[str]:
-    """Returns the SHA-256 of each file, in order.
-
-    Raises:
-        DataError: If a file cannot be read.
-    """
+    """Returns the SHA-256 of each file, in order; DataError if one cannot be read."""
     found = []
     for path in files:
         try:

@@ -25,7 +25,6 @@ class Contrastive(TrainingStage):
     epochs: Positive = 2
 
     def run(self, context: Context, folder: Path) -> Outcome:
-        """Trains on examples with hard and in-batch negatives."""
         from training.objectives import contrast
         from training.stages.fitting import fit_pairs
 
@@ -57,11 +56,9 @@ class Joint(TrainingStage):
 
     @property
     def trained(self) -> Sequence[Role]:
-        """The sides of the key `train`."""
         return self.train
 
     def run(self, context: Context, folder: Path) -> Outcome:
-        """Trains on examples with hard and in-batch negatives."""
         from training.objectives import contrast
         from training.stages.fitting import fit_pairs
 

@@ -41,15 +41,8 @@ def fit_pairs(
 ) -> Outcome:
     """Trains on pairs of queries and positives; the texts of a frozen side are encoded once.
 
-    Args:
-        stage: The stage.
-        context: State of the run.
-        folder: Folder of the stage.
-        loss: See `Objective`.
-        negatives: See `PairCollator`.
-        all_documents: See `PairCollator`.
-        teacher: See `PairCollator`.
-        learned: Initial value of a learned temperature, or None.
+    For `loss` see `Objective`, for `negatives`, `all_documents` and `teacher` see `PairCollator`;
+    `learned` is the initial value of a learned temperature, or None.
 
     Raises:
         TrainingError: If query and document vectors have different dimensions, or there are no
@@ -108,14 +101,8 @@ def fit(
 ) -> Outcome:
     """Trains the encoders of an objective, evaluates the pair on the development set, and saves.
 
-    Args:
-        stage: The stage.
-        context: State of the run.
-        folder: Folder of the stage.
-        objective: Trained encoders and loss; its roles define the resulting pair.
-        collate: Makes the tensors of a batch.
-        lengths: int32 [examples], tokens of each example.
-        counts: Numbers of examples, texts and dropped records, for the result.
+    The objective's roles define the resulting pair. `lengths`, int32 [examples], are the tokens of
+    each example; `counts` are numbers of examples, texts and dropped records for the result.
     """
     plan = BatchPlan(
         len(lengths),

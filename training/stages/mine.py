@@ -105,7 +105,6 @@ def mine(
         documents: Vectors of the documents, unit norm.
         positives: Rows of each query's relevant documents, which are removed from the ranking.
         stage: Ranks, margin and maximum number of negatives.
-        device: Where to search.
 
     Yields:
         int64 [negatives], padded with −1.

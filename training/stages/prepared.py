@@ -42,11 +42,7 @@ _FACTS = "data.json"
 
 @dataclass(frozen=True)
 class Prepared:
-    """Texts or examples in a folder.
-
-    Attributes:
-        folder: The folder.
-    """
+    """Texts or examples in a folder."""
 
     folder: Path
 
@@ -75,11 +71,7 @@ class Prepared:
 
 
 def prepare_texts(context: Context, entries: Sequence[DataEntry]) -> Prepared:
-    """Returns the texts of data entries; all processes must call it.
-
-    Raises:
-        CareError: As the functions of `training.data`, in the main process.
-    """
+    """Returns the texts of data entries; all processes must call it."""
 
     def write(folder: Path, counts: Counter[str]) -> None:
         texts = stream_texts(entries, context.held_out, context.mined, counts)
@@ -89,11 +81,7 @@ def prepare_texts(context: Context, entries: Sequence[DataEntry]) -> Prepared:
 
 
 def prepare_examples(context: Context, entries: Sequence[DataEntry]) -> Prepared:
-    """Returns the examples of data entries; all processes must call it.
-
-    Raises:
-        CareError: As the functions of `training.data`, in the main process.
-    """
+    """Returns the examples of data entries; all processes must call it."""
 
     def write(folder: Path, counts: Counter[str]) -> None:
         examples = stream_examples(entries, context.held_out, context.mined, counts)

@@ -57,7 +57,6 @@ class Unsupervised(TrainingStage):
     epochs: Positive = 3
 
     def run(self, context: Context, folder: Path) -> Outcome:
-        """Trains on pairs with in-batch negatives."""
         from training.objectives import contrast
         from training.stages.fitting import fit_pairs
 

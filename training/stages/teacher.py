@@ -75,7 +75,6 @@ class _StageWithTeacher(TrainingStage):
         return str(read_json(self._vectors_folder(context) / RESULT)["key"])
 
     def inputs(self, context: Context) -> dict[str, Any]:
-        """Returns everything that the result depends on, including the teacher's vectors."""
         inputs = super().inputs(context) | {"vectors": self._vectors_key(context)}
         del inputs["stage"]["teacher"]
         return inputs
@@ -132,7 +131,6 @@ class Align(_StageWithTeacher):
         return self.data or self._teacher_stage(context).data
 
     def files(self, context: Context) -> list[Path]:
-        """Returns the files of the data entries and of the examples."""
         examples = self.examples.data if self.examples else []
         return super().files(context) + [
             path for entry in examples for path in entry_files(entry, context.mined)
@@ -148,7 +146,6 @@ class Align(_StageWithTeacher):
         return super()._vectors_key(context)
 
     def inputs(self, context: Context) -> dict[str, Any]:
-        """Returns everything that the result depends on, including the examples."""
         inputs = super().inputs(context)
         if self.examples:
             found = data_inputs(context, self.examples.data)

@@ -40,14 +40,7 @@ _COMPLETE = "complete"
 class StageTrainer(Trainer):
     """Trains an objective; a run resumed from a checkpoint has the same result.
 
-    Args:
-        stage: The stage.
-        context: State of the run.
-        folder: Folder for checkpoints and TensorBoard logs.
-        objective: Trained encoders and loss.
-        plan: The batches.
-        collate: Makes the tensors of a batch.
-        measure: Computes dev metrics, or None.
+    `folder` gets checkpoints and TensorBoard logs; `measure` computes dev metrics.
     """
 
     def __init__(
@@ -155,7 +148,6 @@ class StageTrainer(Trainer):
         super().log(logs, start_time)
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Computes dev metrics and logs them."""
         assert self._measure
         metrics = {f"dev_{name}": value for name, value in self._measure().items()}
         self.log(metrics)

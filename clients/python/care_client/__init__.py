@@ -1,6 +1,7 @@
 """Client of the CARE retrieval service."""
 
-from care_client.client import AsyncClient, Client
+from care_client.async_client import AsyncClient
+from care_client.client import Client
 from care_client.errors import (
     AccessError,
     CareClientError,

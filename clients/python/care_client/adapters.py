@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from care_client.client import AsyncClient, Client
+from care_client.async_client import AsyncClient
+from care_client.client import Client
 from care_client.models import HitResponse
 
 

@@ -1,220 +1,45 @@
-"""The two clients: each route is written once, as a plan that both of them run."""
+# Generated from async_client.py by `make docs`; do not edit.
+"""The client: a method for each route of the service, and how its requests are sent."""
 
-import asyncio
 import copy
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from functools import update_wrapper
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
-from urllib.parse import quote
+from typing import Any, Self
 
 import httpx2
 from typing_extensions import Unpack
 
 from care_client import models as contract
-from care_client.connections import Connections, async_http, sync_http, until
-from care_client.errors import InvalidRequestError, invalid
+from care_client.connections import Connections, until
+from care_client.errors import InvalidRequestError
 from care_client.exchange import (
+    BATCH,
+    MAX_RESPONSE_BYTES,
+    URL,
     Answer,
     Call,
     Connection,
-    Plan,
+    M,
     Reply,
-    Step,
-    Wait,
+    Request,
     checked,
     number,
     read,
+    search_bodies,
+    segment,
+    wait_or_raise,
 )
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
-URL = "http://127.0.0.1:8000"
-# The default of CARE_MAX_BATCH; a service with a lower limit names it in its error.
-_BATCH = 64
-MAX_RESPONSE_BYTES = 64 * 2**20
+class Client:
+    """A client of the service. Threads may share a `Client`, event loops an `AsyncClient`.
 
-
-class _Route(Generic[P, T]):
-    """A method of both clients: it returns a value of `Client`, a coroutine of `AsyncClient`."""
-
-    def __init__(self, plan: Callable[Concatenate[Any, P], Plan[T]]) -> None:
-        self._plan = plan
-        update_wrapper(cast(Any, self), plan)
-
-    @overload
-    def __get__(self, client: "Client", owner: Any = None) -> Callable[P, T]: ...
-    @overload
-    def __get__(
-        self, client: "AsyncClient", owner: Any = None
-    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
-    @overload
-    def __get__(self, client: None, owner: Any = None) -> Self: ...
-    def __get__(self, client: Any, owner: Any = None) -> Any:
-        if client is None:
-            return self
-
-        def method(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return client._run(self._plan(client, *args, **kwargs))
-
-        return update_wrapper(method, self._plan)
-
-
-class _Routes:
-    """The routes of the service.
+    Each process opens connections of its own, and so does each event loop of an `AsyncClient`. A
+    copy, and what is pickled, has the arguments, with the key, and opens its own connections too.
 
     `timeout` of a method replaces that of the client [s]. Options that a newer service knows and
     this version does not are sent as they are.
-    """
-
-    _connection: Connection
-    _connections: Connections[Any]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_connections": copy.copy(self._connections)}
-
-    @_Route
-    def search(
-        self, query: str, *, timeout: float | None = None, **options: Unpack[contract.SearchOptions]
-    ) -> Plan[contract.SearchResponse]:
-        """Searches for a query. An option that is None has the service's default."""
-        body = checked(contract.SEARCH_REQUEST, {**options, "query": query})
-        call = Call("POST", "/search", body, deadline=True)
-        return read(contract.SearchResponse, (yield from self._connection.exchange(call, timeout)))
-
-    @_Route
-    def search_batch(
-        self,
-        queries: Iterable[str | Mapping[str, Any]],
-        *,
-        timeout: float | None = None,
-        **options: Unpack[contract.SearchOptions],
-    ) -> Plan[contract.BatchResponse]:
-        """Searches for several queries in one index version, with one request.
-
-        A query is a text, or an object with `query` and options of its own.
-        """
-        body = {"queries": _bodies(queries, options)}
-        call = Call("POST", "/search/batch", body, deadline=True)
-        return read(contract.BatchResponse, (yield from self._connection.exchange(call, timeout)))
-
-    @_Route
-    def search_many(
-        self,
-        queries: Iterable[str | Mapping[str, Any]],
-        *,
-        batch: int = _BATCH,
-        progress: Callable[[int, int], object] | None = None,
-        timeout: float | None = None,
-        **options: Unpack[contract.SearchOptions],
-    ) -> Plan[list[contract.SearchResponse]]:
-        """Searches for any number of queries, in batches that the service accepts.
-
-        Args:
-            queries: As of `search_batch`.
-            batch: Queries of a request; fewer if the service has a lower limit.
-            progress: Called after each batch with the queries that are done and all of them.
-            timeout: Time of a batch [s].
-            options: Options of all queries.
-
-        Returns:
-            One response for each query, in order. A reload in between may change the version.
-        """
-        number("batch", batch, Integral, 1)
-        bodies = _bodies(queries, options)
-        results: list[contract.SearchResponse] = []
-        while len(results) < len(bodies):
-            part = bodies[len(results) : len(results) + batch]
-            call = Call("POST", "/search/batch", {"queries": part}, deadline=True)
-            try:
-                response = yield from self._connection.exchange(call, timeout)
-            except InvalidRequestError as error:
-                limit = error.errors[0].limit if error.errors else None
-                if error.code != "batch_too_large" or not limit or limit >= len(part):
-                    raise
-                batch = limit
-                continue
-            results += read(contract.BatchResponse, response).results
-            if progress:
-                progress(len(results), len(bodies))
-        return results
-
-    @_Route
-    def document(self, id: str, *, timeout: float | None = None) -> Plan[contract.DocumentResponse]:
-        """Returns the document or chunk with an id; of a document that is split, its chunks.
-
-        `id` is that of a hit, of its `parent`, or of any document. For an unknown one
-        `InvalidRequestError` is raised, with the code `unknown_document`.
-        """
-        call = Call("GET", f"/documents/{_segment('id', id)}", deadline=True)
-        response = yield from self._connection.exchange(call, timeout)
-        return read(contract.DocumentResponse, response)
-
-    @_Route
-    def index(self, *, timeout: float | None = None) -> Plan[contract.IndexResponse]:
-        """Describes the index version that is served, and lists its filters."""
-        call = Call("GET", "/index")
-        return read(contract.IndexResponse, (yield from self._connection.exchange(call, timeout)))
-
-    @_Route
-    def reload(self, *, timeout: float | None = None) -> Plan[contract.IndexResponse]:
-        """Loads the active version; needs an admin key. The request is never repeated."""
-        call = Call("POST", "/index/reload", repeatable=False)
-        return read(contract.IndexResponse, (yield from self._connection.exchange(call, timeout)))
-
-    @_Route
-    def embeddings(
-        self,
-        input: str | Iterable[str],
-        *,
-        timeout: float | None = None,
-        **options: Unpack[contract.EmbeddingsOptions],
-    ) -> Plan[contract.EmbeddingsResponse]:
-        """Encodes texts with the query encoder."""
-        several = isinstance(input, Iterable) and not isinstance(input, str | bytes)
-        texts = list(input) if several else input
-        body = checked(contract.EMBEDDINGS_REQUEST, {**options, "input": texts})
-        call = Call("POST", "/v1/embeddings", body, deadline=True)
-        response = yield from self._connection.exchange(call, timeout)
-        return read(contract.EmbeddingsResponse, response)
-
-    @_Route
-    def models(self, *, timeout: float | None = None) -> Plan[contract.ModelsResponse]:
-        """Lists the model of `embeddings`."""
-        call = Call("GET", "/v1/models")
-        return read(contract.ModelsResponse, (yield from self._connection.exchange(call, timeout)))
-
-    @_Route
-    def model(self, name: str, *, timeout: float | None = None) -> Plan[contract.ModelResponse]:
-        """Describes a model."""
-        call = Call("GET", f"/v1/models/{_segment('name', name)}")
-        return read(contract.ModelResponse, (yield from self._connection.exchange(call, timeout)))
-
-    @_Route
-    def live(self, *, timeout: float | None = None) -> Plan[contract.Health]:
-        """Returns if the process runs."""
-        call = Call("GET", "/health/live", repeatable=False)
-        return read(contract.Health, (yield from self._connection.exchange(call, timeout)))
-
-    @_Route
-    def ready(self, *, timeout: float | None = None) -> Plan[contract.Health]:
-        """Returns if the service answers searches; raises `UnavailableError` at once if not."""
-        call = Call("GET", "/health/ready", repeatable=False)
-        return read(contract.Health, (yield from self._connection.exchange(call, timeout)))
-
-    @_Route
-    def metrics(self, *, timeout: float | None = None) -> Plan[str]:
-        """Returns the metrics in the text format of Prometheus."""
-        return (yield from self._connection.exchange(Call("GET", "/metrics"), timeout)).text()
-
-
-class Client(_Routes):
-    """A client with a pool of connections; threads may share it.
-
-    A forked process opens connections of its own. A copy, and what is pickled, has the arguments,
-    with the key, and opens its own connections too.
 
     Args:
         url: Address of the service, with the path prefix of a proxy if there is one.
@@ -225,7 +50,7 @@ class Client(_Routes):
             is that of `Retry-After`, or grows from 0.1 s; it never exceeds the time-out.
         max_response_bytes: Most bytes of a response.
         http: An HTTP client with a pool, certificates or a proxy of your own; it is closed with
-            this one, which cannot be copied or used in a forked process.
+            this one, which cannot be copied, or used in a forked process or a second event loop.
 
     Raises:
         CareClientError: From all methods that call the service, and for a wrong argument.
@@ -242,7 +67,10 @@ class Client(_Routes):
         http: httpx2.Client | None = None,
     ) -> None:
         self._connection = Connection.to(url, api_key, timeout, retries, max_response_bytes)
-        self._connections = Connections(sync_http, self._connection.url, http)
+        self._connections = Connections(self._connection.url, http)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_connections": copy.copy(self._connections)}
 
     def __enter__(self) -> Self:
         return self
@@ -252,34 +80,158 @@ class Client(_Routes):
 
     def close(self) -> None:
         """Closes all connections."""
-        for _, http in self._connections.close():
-            http.close()
+        self._connections.close()
 
-    def _run(self, plan: Plan[T]) -> T:
-        reply: Reply = None
-        while True:
+    def search(
+        self, query: str, *, timeout: float | None = None, **options: Unpack[contract.SearchOptions]
+    ) -> contract.SearchResponse:
+        """Searches for a query. An option that is None has the service's default."""
+        body = checked(contract.SEARCH_REQUEST, {**options, "query": query})
+        call = Call("POST", "/search", body, deadline=True)
+        return self._call(contract.SearchResponse, call, timeout)
+
+    def search_batch(
+        self,
+        queries: Iterable[str | Mapping[str, Any]],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[contract.SearchOptions],
+    ) -> contract.BatchResponse:
+        """Searches for several queries in one index version, with one request.
+
+        A query is a text, or an object with `query` and options of its own.
+        """
+        body = {"queries": search_bodies(queries, options)}
+        call = Call("POST", "/search/batch", body, deadline=True)
+        return self._call(contract.BatchResponse, call, timeout)
+
+    def search_many(
+        self,
+        queries: Iterable[str | Mapping[str, Any]],
+        *,
+        batch: int = BATCH,
+        progress: Callable[[int, int], object] | None = None,
+        timeout: float | None = None,
+        **options: Unpack[contract.SearchOptions],
+    ) -> list[contract.SearchResponse]:
+        """Searches for any number of queries, in batches that the service accepts.
+
+        Args:
+            queries: As of `search_batch`.
+            batch: Queries of a request; fewer if the service has a lower limit.
+            progress: Called after each batch with the queries that are done and all of them.
+            timeout: Time of a batch [s].
+            options: Options of all queries.
+
+        Returns:
+            One response for each query, in order. A reload in between may change the version.
+        """
+        number("batch", batch, Integral, 1)
+        bodies = search_bodies(queries, options)
+        results: list[contract.SearchResponse] = []
+        while len(results) < len(bodies):
+            part = bodies[len(results) : len(results) + batch]
+            call = Call("POST", "/search/batch", {"queries": part}, deadline=True)
             try:
-                reply = self._take(plan.send(reply))
-            except StopIteration as end:
-                return cast(T, end.value)
+                response = self._call(contract.BatchResponse, call, timeout)
+            except InvalidRequestError as error:
+                limit = error.errors[0].limit if error.errors else None
+                if error.code != "batch_too_large" or not limit or limit >= len(part):
+                    raise
+                batch = limit
+                continue
+            results += response.results
+            if progress:
+                progress(len(results), len(bodies))
+        return results
 
-    def _take(self, step: Step) -> Reply:
-        if isinstance(step, Wait):
-            time.sleep(step.seconds)
-            return None
+    def document(self, id: str, *, timeout: float | None = None) -> contract.DocumentResponse:
+        """Returns the document or chunk with an id; of a document that is split, its chunks.
+
+        `id` is that of a hit, of its `parent`, or of any document. For an unknown one
+        `InvalidRequestError` is raised, with the code `unknown_document`.
+        """
+        call = Call("GET", f"/documents/{segment('id', id)}", deadline=True)
+        return self._call(contract.DocumentResponse, call, timeout)
+
+    def index(self, *, timeout: float | None = None) -> contract.IndexResponse:
+        """Describes the index version that is served, and lists its filters."""
+        call = Call("GET", "/index")
+        return self._call(contract.IndexResponse, call, timeout)
+
+    def reload(self, *, timeout: float | None = None) -> contract.IndexResponse:
+        """Loads the active version; needs an admin key. The request is never repeated."""
+        call = Call("POST", "/index/reload", repeatable=False)
+        return self._call(contract.IndexResponse, call, timeout)
+
+    def embeddings(
+        self,
+        input: str | Iterable[str],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[contract.EmbeddingsOptions],
+    ) -> contract.EmbeddingsResponse:
+        """Encodes texts with the query encoder."""
+        several = isinstance(input, Iterable) and not isinstance(input, str | bytes)
+        texts = list(input) if several else input
+        body = checked(contract.EMBEDDINGS_REQUEST, {**options, "input": texts})
+        call = Call("POST", "/v1/embeddings", body, deadline=True)
+        return self._call(contract.EmbeddingsResponse, call, timeout)
+
+    def models(self, *, timeout: float | None = None) -> contract.ModelsResponse:
+        """Lists the model of `embeddings`."""
+        call = Call("GET", "/v1/models")
+        return self._call(contract.ModelsResponse, call, timeout)
+
+    def model(self, name: str, *, timeout: float | None = None) -> contract.ModelResponse:
+        """Describes a model."""
+        call = Call("GET", f"/v1/models/{segment('name', name)}")
+        return self._call(contract.ModelResponse, call, timeout)
+
+    def live(self, *, timeout: float | None = None) -> contract.Health:
+        """Returns if the process runs."""
+        call = Call("GET", "/health/live", repeatable=False)
+        return self._call(contract.Health, call, timeout)
+
+    def ready(self, *, timeout: float | None = None) -> contract.Health:
+        """Returns if the service answers searches; raises `UnavailableError` at once if not."""
+        call = Call("GET", "/health/ready", repeatable=False)
+        return self._call(contract.Health, call, timeout)
+
+    def metrics(self, *, timeout: float | None = None) -> str:
+        """Returns the metrics in the text format of Prometheus."""
+        answer = self._send(Call("GET", "/metrics"), timeout)
+        return answer.text()
+
+    def _call(self, model: type[M], call: Call, timeout: float | None) -> M:
+        return read(model, self._send(call, timeout))
+
+    def _send(self, call: Call, timeout: float | None) -> Answer:
+        """Returns the response of a call with status 200, after the retries that it allows."""
+        request = Request.of(self._connection, call, timeout)
+        retries = 0
+        while True:
+            reply = self._reply(request)
+            if isinstance(reply, Answer) and reply.status == 200 and not reply.too_long:
+                return reply
+            time.sleep(wait_or_raise(request, reply, retries))
+            retries += 1
+
+    def _reply(self, request: Request) -> Reply:
+        """Sends a request once; an error is returned, so that none is chained to it."""
         try:
-            http = self._connections.of()
+            http = self._connections.http()
             with (
-                until(step.end),
+                until(request.end),
                 http.stream(
-                    step.method,
-                    step.url,
-                    headers=step.headers,
-                    content=step.content,
-                    timeout=step.timeout,
+                    request.call.method,
+                    request.url,
+                    headers=request.headers,
+                    content=request.content,
+                    timeout=request.timeout,
                 ) as response,
             ):
-                answer = Answer(response.status_code, response.headers, step)
+                answer = Answer(response.status_code, response.headers, request)
                 whole = response.is_stream_consumed  # as the caller's transport can return it
                 for chunk in response.iter_bytes() if whole else response.iter_raw():
                     if not answer.add(chunk):
@@ -287,94 +239,3 @@ class Client(_Routes):
                 return answer
         except Exception as error:
             return error
-
-
-class AsyncClient(_Routes):
-    """`Client` with coroutines; event loops may share it, each has connections of its own.
-
-    `http` is an `httpx2.AsyncClient`; a client that has it belongs to the loop of its first call.
-    """
-
-    def __init__(
-        self,
-        url: str = URL,
-        *,
-        api_key: str | None = None,
-        timeout: float = 10.0,
-        retries: int = 3,
-        max_response_bytes: int = MAX_RESPONSE_BYTES,
-        http: httpx2.AsyncClient | None = None,
-    ) -> None:
-        self._connection = Connection.to(url, api_key, timeout, retries, max_response_bytes)
-        self._connections = Connections(async_http, self._connection.url, http)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Closes all connections."""
-        here = asyncio.get_running_loop()
-        for loop, http in self._connections.close():
-            if loop in (here, None):
-                await http.aclose()
-            elif loop.is_running():
-                asyncio.run_coroutine_threadsafe(http.aclose(), loop)
-
-    async def _run(self, plan: Plan[T]) -> T:
-        reply: Reply = None
-        while True:
-            try:
-                step = plan.send(reply)
-            except StopIteration as end:
-                return cast(T, end.value)
-            reply = await self._take(step)
-
-    async def _take(self, step: Step) -> Reply:
-        if isinstance(step, Wait):
-            await asyncio.sleep(step.seconds)
-            return None
-        try:
-            http = self._connections.of(asyncio.get_running_loop())
-            async with (
-                asyncio.timeout(step.timeout),
-                http.stream(
-                    step.method,
-                    step.url,
-                    headers=step.headers,
-                    content=step.content,
-                    timeout=step.timeout,
-                ) as response,
-            ):
-                answer = Answer(response.status_code, response.headers, step)
-                whole = response.is_stream_consumed
-                async for chunk in response.aiter_bytes() if whole else response.aiter_raw():
-                    if not answer.add(chunk):
-                        break
-                return answer
-        except Exception as error:
-            return error
-
-
-def _segment(name: str, text: str) -> str:
-    """Returns the text of an argument as one segment of a path."""
-    if not isinstance(text, str):
-        raise invalid(name, "is no text")
-    # httpx2 would resolve the segments "." and "..". No stored text has an unpaired surrogate.
-    return quote(text, safe="", errors="surrogatepass").replace(".", "%2E")
-
-
-def _bodies(
-    queries: Iterable[str | Mapping[str, Any]], options: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    if isinstance(queries, str | bytes | Mapping) or not isinstance(queries, Iterable):
-        raise invalid("queries", "is no list of queries")
-    return [
-        checked(
-            contract.SEARCH_REQUEST,
-            {**options, **(query if isinstance(query, Mapping) else {"query": query})},
-        )
-        for query in queries
-    ]

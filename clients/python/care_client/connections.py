@@ -4,7 +4,8 @@ import asyncio
 import ipaddress
 import os
 import time
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
@@ -22,20 +23,18 @@ _end: ContextVar[float] = ContextVar("_end")
 _PIECE = 65_536
 
 
-class Connections(Generic[H]):
-    """An HTTP client for each process, and for each event loop of a client with coroutines.
+class _Connections(ABC, Generic[H]):
+    """An HTTP client for each owner: a process, or an event loop in a process.
 
     A forked process has the sockets of its parent, and those of a loop fail in another one. What
     is pickled or copied are the arguments.
 
     Args:
-        make: Returns an HTTP client for an address.
-        url: The address.
-        given: The caller's HTTP client, to be used in place of one of `make`.
+        url: Address of the service.
+        given: The caller's HTTP client, to be used in place of those made here.
     """
 
-    def __init__(self, make: Callable[[str], H], url: str, given: H | None) -> None:
-        self._make: Callable[[str], H] = make
+    def __init__(self, url: str, given: H | None = None) -> None:
         self._url = url
         self._given: H | None = given
         self._open: dict[tuple[int, Loop], H] = {}
@@ -44,9 +43,13 @@ class Connections(Generic[H]):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._given is not None:
             raise _not_shareable()
-        return Connections, (self._make, self._url, None)
+        return type(self), (self._url,)
 
-    def of(self, loop: Loop = None) -> H:
+    @abstractmethod
+    def _make(self) -> H:
+        """Returns a new HTTP client."""
+
+    def _of(self, loop: Loop) -> H:
         """Returns the HTTP client of this process and a loop.
 
         Raises:
@@ -66,7 +69,7 @@ class Connections(Generic[H]):
             http = self._open.setdefault(owner, self._given or self._made())
         return http
 
-    def close(self) -> list[tuple[Loop, H]]:
+    def _ended(self) -> list[tuple[Loop, H]]:
         """Ends the use of all HTTP clients; returns those to close, and their loops."""
         self._closed = True
         if self._given is not None and not self._open:
@@ -84,7 +87,7 @@ class Connections(Generic[H]):
 
     def _made(self) -> H:
         try:
-            return self._make(self._url)
+            return self._make()
         except Exception as error:
             # Not chained, because httpx2 quotes the address of a proxy with its password.
             message = (
@@ -95,30 +98,63 @@ class Connections(Generic[H]):
             raise CareClientError(message, code="invalid_environment") from None
 
 
-def sync_http(url: str) -> httpx2.Client:
-    """Returns an HTTP client whose connections end with the time of `until`."""
-    http = httpx2.Client(transport=httpx2.HTTPTransport() if is_loopback(url) else None)
-    # httpx2 limits each read and write alone, and takes no backend.
-    for transport in (http._transport, *http._mounts.values()):
-        if isinstance(transport, httpx2.HTTPTransport):
-            pool: Any = transport._pool
-            pool._network_backend = _Backend(pool._network_backend)
-    return http
+class Connections(_Connections[httpx2.Client]):
+    """An HTTP client for each process, whose connections end with the time of `until`."""
+
+    def http(self) -> httpx2.Client:
+        """Returns the HTTP client of this process."""
+        return self._of(None)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        for _, http in self._ended():
+            http.close()
+
+    def _make(self) -> httpx2.Client:
+        local = is_loopback(self._url)
+        http = httpx2.Client(transport=httpx2.HTTPTransport() if local else None)
+        # httpx2 limits each read and write alone, and takes no backend.
+        for transport in (http._transport, *http._mounts.values()):
+            if isinstance(transport, httpx2.HTTPTransport):
+                pool: Any = transport._pool
+                pool._network_backend = _Backend(pool._network_backend)
+        return http
 
 
-def async_http(url: str) -> httpx2.AsyncClient:
-    """Returns an HTTP client; its calls end by being cancelled."""
-    return httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport() if is_loopback(url) else None)
+class AsyncConnections(_Connections[httpx2.AsyncClient]):
+    """An HTTP client for each event loop of each process."""
+
+    def http(self) -> httpx2.AsyncClient:
+        """Returns the HTTP client of the event loop that runs."""
+        return self._of(asyncio.get_running_loop())
+
+    async def close(self) -> None:
+        """Closes all connections, those of other loops in these loops."""
+        here = asyncio.get_running_loop()
+        for loop, http in self._ended():
+            if loop in (here, None):
+                await http.aclose()
+            elif loop.is_running():
+                asyncio.run_coroutine_threadsafe(http.aclose(), loop)
+
+    def _make(self) -> httpx2.AsyncClient:
+        local = is_loopback(self._url)
+        return httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport() if local else None)
 
 
 @contextmanager
 def until(end: float) -> Iterator[None]:
-    """Ends what this thread reads and writes through an HTTP client of `sync_http` at a time."""
+    """Ends what this thread reads and writes through an HTTP client of `Connections` at a time."""
     token = _end.set(end)
     try:
         yield
     finally:
         _end.reset(token)
+
+
+def async_until(end: float) -> asyncio.Timeout:
+    """Cancels what this task waits for at a time."""
+    return asyncio.timeout(end - time.monotonic())
 
 
 def is_loopback(url: str) -> bool:

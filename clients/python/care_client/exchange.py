@@ -1,19 +1,16 @@
-"""One call of the service as a generator of steps, which a client of either kind takes.
-
-A step is a request to send or a time to wait. The generator gets the response or the transport's
-error of each request, decides about retries and returns the response of the last one.
-"""
+"""What a call of either client sends, and what it makes of the response; nothing waits here."""
 
 import json
 import math
 import random
 import time
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from numbers import Integral, Real
 from typing import Any, Self, TypeVar
+from urllib.parse import quote
 
 import httpx2
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -27,11 +24,14 @@ from care_client.errors import (
     error_class,
     invalid,
 )
-from care_client.models import FieldError, Problem
+from care_client.models import SEARCH_REQUEST, FieldError, Problem
 
-T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
+URL = "http://127.0.0.1:8000"
+# The default of CARE_MAX_BATCH; a service with a lower limit names it in its error.
+BATCH = 64
+MAX_RESPONSE_BYTES = 64 * 2**20
 # Statuses after which an equal request may succeed; 502 is a proxy's.
 _TRANSIENT = (429, 502, 503)
 _FIRST_BACKOFF = 0.1
@@ -40,86 +40,6 @@ _LONGEST_BACKOFF = 5.0
 _GRACE = 1.0
 _LONGEST_DEADLINE_MS = 60_000
 _LONGEST_TIMEOUT = 86_400
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """A request.
-
-    Attributes:
-        end: When its response must be complete, in the time of `time.monotonic`.
-        limit: Most bytes of the response.
-    """
-
-    method: str
-    url: str
-    headers: Mapping[str, str]
-    content: bytes | None
-    end: float
-    limit: int
-
-    @property
-    def timeout(self) -> float:
-        """The time that is left [s]."""
-        return self.end - time.monotonic()
-
-
-@dataclass(slots=True)
-class Answer:
-    """A response to a request, whose body is added part by part."""
-
-    status: int
-    headers: Mapping[str, str]
-    request: Send
-    body: bytearray = field(default_factory=bytearray)
-
-    @property
-    def too_long(self) -> bool:
-        """Whether the body is longer than the request allows."""
-        return len(self.body) > self.request.limit
-
-    def add(self, chunk: bytes) -> bool:
-        """Adds a part of the body; returns whether the next one is wanted.
-
-        Raises:
-            TimeoutError: If the time of the request has passed.
-        """
-        self.body += chunk
-        if self.request.timeout < 0:
-            raise TimeoutError
-        return not self.too_long
-
-    def text(self) -> str:
-        """Returns the body as text."""
-        return self.body.decode("utf-8", "replace")
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """A pause before a retry [s]."""
-
-    seconds: float
-
-
-Step = Send | Wait
-Reply = Answer | Exception | None
-Plan = Generator[Step, Reply, T]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What a route is called with.
-
-    Attributes:
-        repeatable: Whether the request may be sent again after a failure.
-        deadline: Whether the route reads `X-Request-Timeout-Ms`.
-    """
-
-    method: str
-    path: str
-    body: Any = None
-    repeatable: bool = True
-    deadline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,42 +75,136 @@ class Connection:
             headers["Authorization"] = f"Bearer {key}"
         return cls(_address(url), headers, timeout, retries, max_response_bytes)
 
-    def exchange(self, call: Call, timeout: float | None) -> Plan[Answer]:
-        """Returns the response of a call with status 200.
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a route is called with.
+
+    Attributes:
+        repeatable: Whether the request may be sent again after a failure.
+        deadline: Whether the route reads `X-Request-Timeout-Ms`.
+    """
+
+    method: str
+    path: str
+    body: Any = None
+    repeatable: bool = True
+    deadline: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The request of a call; retries send it again.
+
+    Attributes:
+        deadline: When the call ends for the service, in the time of `time.monotonic`.
+    """
+
+    connection: Connection
+    call: Call
+    id: str
+    content: bytes | None
+    deadline: float
+
+    @classmethod
+    def of(cls, connection: Connection, call: Call, timeout: float | None) -> Self:
+        """Returns the request of a call that begins now.
+
+        Args:
+            connection: Where it is sent.
+            call: The call.
+            timeout: Its time, in place of that of the connection [s].
 
         Raises:
-            CareClientError: If the call failed, after the retries that it allows.
+            InvalidRequestError: If the body or the time is wrong.
         """
-        request_id = uuid.uuid4().hex
-        headers = {**self.headers, "X-Request-ID": request_id}
-        content = None
-        if call.body is not None:
-            content = _encoded(call.body)
-            headers["Content-Type"] = "application/json"
+        content = None if call.body is None else _encoded(call.body)
         if timeout is None:
-            timeout = self.timeout
+            timeout = connection.timeout
         number("timeout", timeout, Real, 0, _LONGEST_TIMEOUT)
-        end = time.monotonic() + timeout
-        for retry in range(self.retries + 1):
-            if call.deadline:
-                milliseconds = max(1, int((end - time.monotonic()) * 1000))
-                headers["X-Request-Timeout-Ms"] = str(min(milliseconds, _LONGEST_DEADLINE_MS))
-            url = self.url + call.path
-            reply = yield Send(
-                call.method, url, dict(headers), content, end + _GRACE, self.max_response_bytes
-            )
-            if isinstance(reply, Answer) and reply.status == 200 and not reply.too_long:
-                return reply
-            error, transient = _failure(reply, request_id)
-            wait = error.retry_after or 0.0
-            if not error.retry_after:
-                backoff = min(_FIRST_BACKOFF * 2**retry, _LONGEST_BACKOFF)
-                wait = random.uniform(0.5, 1) * backoff
-            over = time.monotonic() + wait >= end
-            if retry == self.retries or over or not (transient and call.repeatable):
-                raise error
-            yield Wait(wait)
-        raise AssertionError("the last attempt returns or raises")
+        return cls(connection, call, uuid.uuid4().hex, content, time.monotonic() + timeout)
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return self.connection.url + self.call.path
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Its headers, with the time that the service has now."""
+        headers = {**self.connection.headers, "X-Request-ID": self.id}
+        if self.content is not None:
+            headers["Content-Type"] = "application/json"
+        if self.call.deadline:
+            milliseconds = max(1, int((self.deadline - time.monotonic()) * 1000))
+            headers["X-Request-Timeout-Ms"] = str(min(milliseconds, _LONGEST_DEADLINE_MS))
+        return headers
+
+    @property
+    def end(self) -> float:
+        """When its response must be complete, in the time of `time.monotonic`."""
+        return self.deadline + _GRACE
+
+    @property
+    def timeout(self) -> float:
+        """The time that is left until then [s]."""
+        return self.end - time.monotonic()
+
+
+@dataclass(slots=True)
+class Answer:
+    """A response to a request, whose body is added part by part."""
+
+    status: int
+    headers: Mapping[str, str]
+    request: Request
+    body: bytearray = field(default_factory=bytearray)
+
+    @property
+    def too_long(self) -> bool:
+        """Whether the body is longer than the client allows."""
+        return len(self.body) > self.request.connection.max_response_bytes
+
+    def add(self, chunk: bytes) -> bool:
+        """Adds a part of the body; returns whether the next one is wanted.
+
+        Raises:
+            TimeoutError: If the time of the request has passed.
+        """
+        self.body += chunk
+        if self.request.timeout < 0:
+            raise TimeoutError
+        return not self.too_long
+
+    def text(self) -> str:
+        """Returns the body as text."""
+        return self.body.decode("utf-8", "replace")
+
+
+Reply = Answer | Exception
+
+
+def wait_or_raise(request: Request, reply: Reply, retries: int) -> float:
+    """Returns the wait before a request is sent again [s].
+
+    Args:
+        request: The request.
+        reply: Its last response, or the error of the transport in place of one.
+        retries: The retries before this one.
+
+    Raises:
+        CareClientError: Of the reply, if the request must not be sent again.
+    """
+    error, transient = _failure(reply, request.id)
+    wait = error.retry_after or 0.0
+    if not error.retry_after:
+        backoff = min(_FIRST_BACKOFF * 2**retries, _LONGEST_BACKOFF)
+        wait = random.uniform(0.5, 1) * backoff
+    over = time.monotonic() + wait >= request.deadline
+    last = retries == request.connection.retries
+    if last or over or not (transient and request.call.repeatable):
+        raise error
+    return wait
 
 
 def number(name: str, value: float, kind: type, least: float, most: float = math.inf) -> None:
@@ -245,6 +259,37 @@ def checked(adapter: TypeAdapter[Any], value: Mapping[str, Any]) -> dict[str, An
     except ValueError:
         # A field that this version does not know; the original error can quote it.
         raise invalid("options", "have a value that JSON cannot have") from None
+
+
+def search_bodies(
+    queries: Iterable[str | Mapping[str, Any]], options: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Returns the request body of each query of a batch; options of its own replace the others.
+
+    Raises:
+        InvalidRequestError: If the queries are no list, or a field has a wrong type.
+    """
+    if isinstance(queries, str | bytes | Mapping) or not isinstance(queries, Iterable):
+        raise invalid("queries", "is no list of queries")
+    return [
+        checked(
+            SEARCH_REQUEST,
+            {**options, **(query if isinstance(query, Mapping) else {"query": query})},
+        )
+        for query in queries
+    ]
+
+
+def segment(name: str, text: str) -> str:
+    """Returns the text of an argument as one segment of a path.
+
+    Raises:
+        InvalidRequestError: If it is no text.
+    """
+    if not isinstance(text, str):
+        raise invalid(name, "is no text")
+    # httpx2 would resolve the segments "." and "..". No stored text has an unpaired surrogate.
+    return quote(text, safe="", errors="surrogatepass").replace(".", "%2E")
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:

@@ -6,7 +6,7 @@ from haystack import Document, component, default_from_dict, default_to_dict
 from haystack.utils import Secret
 
 from care_client.adapters import Clients, metadata
-from care_client.client import URL
+from care_client.exchange import URL
 from care_client.models import SearchResponse
 
 

@@ -12,7 +12,7 @@ from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict, PrivateAttr, SecretStr
 
 from care_client.adapters import Clients, metadata
-from care_client.client import URL
+from care_client.exchange import URL
 from care_client.models import EmbeddingsResponse, SearchResponse
 
 

@@ -6,7 +6,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from care_client.adapters import Clients, metadata, search_fields
-from care_client.client import URL
+from care_client.exchange import URL
 from care_client.models import SearchResponse
 
 

@@ -18,8 +18,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from care_client.adapters import metadata
-from care_client.client import URL, AsyncClient
+from care_client.async_client import AsyncClient
 from care_client.errors import CareClientError
+from care_client.exchange import URL
 from care_client.models import DocumentResponse, IndexReference, Scalar
 
 # Not CARE_…: the service refuses variables of this prefix that it does not know.

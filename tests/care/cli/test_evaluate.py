@@ -9,6 +9,7 @@ import pytest
 from care import evaluation
 from care.cli.evaluate import _lines
 from care.cli.main import main
+from care.options import EvaluationOptions
 from evaluation.index_evaluation import IndexEvaluation, JudgementCoverage, Speed
 from evaluation.metrics import MEASURES
 from evaluation.statistics import Difference
@@ -93,18 +94,18 @@ def test_scores_warning_and_suggestion_are_shown(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    given: dict[str, object] = {}
+    given: list[EvaluationOptions] = []
 
-    def evaluate(_: str, **arguments: object) -> IndexEvaluation:
-        given.update(arguments)
+    def evaluate(_: str, options: EvaluationOptions) -> IndexEvaluation:
+        given.append(options)
         return RESULT
 
     monkeypatch.setattr(evaluation, "compare_modes", evaluate)
     output = tmp_path / "scores.json"
     more = ["--weights", "0.1,0.2", "--rerank-url", "http://r", "--output", str(output)]
     assert main([*command, *more]) == 0
-    assert given["weights"] == [0.1, 0.2]
-    assert (given["rerank_url"], given["max_query_chars"]) == ("http://r", 2000)
+    assert (given[0].weights, given[0].rerank_url) == ("0.1,0.2", "http://r")
+    assert given[0].max_query_chars == 2000
     shown = capsys.readouterr()
     assert "0.7500" in shown.out and "0.5000" in shown.out and "0.8123" in shown.out
     for part in (

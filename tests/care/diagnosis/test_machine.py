@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from care.diagnosis import machine
-from core.gpus import Gpu, visible_gpus
+from core.machine import Gpu, visible_gpus
 
 
 @pytest.mark.parametrize(

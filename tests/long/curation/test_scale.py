@@ -12,8 +12,8 @@ import pytest
 from numpy.lib.format import open_memmap
 from tqdm import tqdm
 
-from core.cpus import available_cpus
 from core.files import write_text
+from core.machine import available_cpus
 from core.records import write_json
 from core.types import FloatArray
 from curation.common import markdown_table, output_folder

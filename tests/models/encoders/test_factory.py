@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-import core.cpus
+import core.machine
 from core.encoders import EncoderSpec, Pair
 from core.errors import CareError, PairError, ProviderError
 from models.encoders import factory
@@ -126,10 +126,10 @@ def test_the_number_of_threads_follows_the_quota_of_the_container(
         return OnnxEncoder(spec, folder, threads)
 
     monkeypatch.setattr(factory, "OnnxEncoder", load)
-    monkeypatch.setattr(core.cpus.os, "sched_getaffinity", lambda _: range(64))
+    monkeypatch.setattr(core.machine.os, "sched_getaffinity", lambda _: range(64))
     quota = tmp_path / "cpu.max"
     quota.write_text("200000 100000\n")
-    monkeypatch.setattr(factory, "available_cpus", lambda: core.cpus.available_cpus(quota))
+    monkeypatch.setattr(factory, "available_cpus", lambda: core.machine.available_cpus(quota))
     load_encoder(pair.query, pair.folder)
     query_encoder(pair, EncoderOptions())
     token_counter(pair)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from core.cpus import available_cpus, cpu_flags
+from core.machine import available_cpus, cpu_flags
 
 
 @pytest.fixture(autouse=True)
