@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+_MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")
 CPU_INFO = Path("/proc/cpuinfo")
 # What the driver of NVIDIA is asked, and for how long [s].
 _FIELDS = ("name", "memory.total", "memory.free", "driver_version")
@@ -28,6 +29,15 @@ def available_cpus(cpu_max: Path = _CPU_MAX) -> int:
     if quota == "max":
         return cpus
     return max(1, min(cpus, math.ceil(int(quota) / int(period))))
+
+
+def available_memory(memory_max: Path = _MEMORY_MAX) -> int:
+    """Returns the memory that this process may use: of the machine or the cgroup [bytes]."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(machine, int(memory_max.read_text()))
+    except (OSError, ValueError):  # "max"
+        return machine
 
 
 def cpu_flags(cpu_info: Path = CPU_INFO) -> set[str]:

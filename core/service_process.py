@@ -61,6 +61,8 @@ def start_service(
 ) -> ServerProcess:
     """Starts `care serve`, on a free port unless `PORT` is set, and waits until it is ready.
 
+    It has one worker unless `WORKERS` is set.
+
     Variables `CARE_*` and `OTEL_*` of the caller are not inherited: API keys or limits that are
     set for another service must not apply to this one. `CARE_PAIRS` is, so that both find the same
     pairs.
@@ -81,6 +83,7 @@ def start_service(
         if name == "CARE_PAIRS" or not name.startswith(("CARE_", "OTEL_"))
     }
     given = {"INDEXES": str(indexes), "INDEX": index, "PORT": "0", "LOG_LEVEL": "warning"}
+    given["WORKERS"] = "1"
     variables = {f"CARE_{name}": value for name, value in (given | dict(settings or {})).items()}
 
     def announced(output: IO[bytes]) -> str | None:

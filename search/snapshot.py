@@ -109,21 +109,27 @@ def open_version(
     store: VectorStore,
     others: Sequence[Encoder] = (),
     pair: Pair | None = None,
+    *,
+    verified: bool = False,
 ) -> Snapshot:
-    """Opens the version in a folder and checks it as `load_index`, with the same errors."""
+    """Opens the version in a folder and checks it as `load_index`, with the same errors.
+
+    `verified` says that another process has just compared the files with their checksums.
+    """
     files = VersionFiles.of(folder)
     with opening(folder):
         manifest = read_manifest(folder)
     for each in (encoder, *others):
         check_space(manifest, each.spec)
     with ThreadPoolExecutor(1) as pool:
-        verified = pool.submit(verify_files, folder, manifest)
+        verification = None if verified else pool.submit(verify_files, folder, manifest)
         try:
             for each in (encoder, *others):
                 check_canaries(each, manifest.canaries)
         finally:
             with opening(folder):
-                verified.result()
+                if verification:
+                    verification.result()
     with opening(folder):
         segment = open_segment(folder, manifest, store)
     reference = to_json({"name": manifest.name, "version": manifest.version})

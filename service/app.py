@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -18,22 +20,22 @@ from core.versions import IndexFolder, read_manifest
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
 from models.pairs import load_pair
-from search.snapshot import check_space
+from search.snapshot import Snapshot, check_space, open_version
 from service.access.guards import Access, RequireKey, State
 from service.access.limits import LimitRequests
+from service.access.rate_limit import Buckets
 from service.http.context import RequestContext
 from service.http.cors import Cors, Preflight
-from service.limits import AnswerBudget
+from service.limits import AnswerBudget, Usages
 from service.observe.logs import log_failure
 from service.observe.metrics import Metrics, RedisError
 from service.observe.tracing import Tracer, make_tracer
 from service.pipeline.engine import Engine
-from service.pipeline.served_index import DAMAGE
+from service.pipeline.served_index import DAMAGE, Served, ServedIndex, open_store
 from service.routes.application import Application
 from service.routes.openai import openai_routes
 from service.routes.search import PAGE, admin_routes, public_routes, search_routes
-from service.settings import Settings, ignored_port, plain
-from stores.registry import MilvusAddress, VectorStores
+from service.settings import Settings, plain
 
 _LOG = logging.getLogger("care.service")
 
@@ -42,6 +44,27 @@ ROUTERS = (search_routes, openai_routes, admin_routes, public_routes)
 if TYPE_CHECKING:
     from service.pipeline.redis_tier import RedisGuard
     from service.pipeline.rerank_server import RerankServer
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What a worker shares with the others of a service.
+
+    Attributes:
+        is_first: Whether this worker logs and counts what happens to all.
+        metrics: The metrics of this worker; their page is that of all.
+        usages: What all take of their limits.
+        buckets: The rates of API keys.
+        serve: Returns the version that all serve, which is opened by the function that it gets.
+        beat: Shows that the event loop of this worker runs, until it is cancelled.
+    """
+
+    is_first: bool
+    metrics: Metrics
+    usages: Usages
+    buckets: Buckets
+    serve: Callable[[Callable[..., Snapshot]], Served]
+    beat: Callable[[], Coroutine[Any, Any, None]]
 
 
 def load_query_encoder(settings: Settings, name: str | None = None) -> OnnxEncoder:
@@ -71,7 +94,10 @@ def load_query_encoder(settings: Settings, name: str | None = None) -> OnnxEncod
 
 
 def create_app(
-    settings: Settings, encoder: QueryEncoder | None = None, overflow: QueryEncoder | None = None
+    settings: Settings,
+    encoder: QueryEncoder | None = None,
+    overflow: QueryEncoder | None = None,
+    shared: "Shared | None" = None,
 ) -> FastAPI:
     """Creates the application with its engine; all settings are checked before an encoder loads.
 
@@ -79,19 +105,22 @@ def create_app(
         settings: The settings of the service.
         encoder: A query encoder to use instead of the configured pair's.
         overflow: One to use for a full queue, instead of that of `overflow_pair`.
+        shared: What this process shares with other workers, if there are any.
 
     Raises:
         CareError: If a setting is wrong, or the encoder or the index cannot be loaded.
     """
-    if warning := ignored_port():
-        _LOG.warning(warning, extra={"fields": {"port": settings.port}})
-    metrics = Metrics()
+    if shared:
+        metrics = shared.metrics
+    else:
+        metrics = Metrics()
+        metrics.workers.set(1)
     redis = _redis(settings, metrics)
-    access = Access.of(settings, redis)
+    access = Access.of(settings, redis, shared.buckets if shared else None)
     tracer = make_tracer()
-    engine = build_engine(settings, metrics, redis, encoder, overflow)
+    engine = build_engine(settings, metrics, redis, encoder, overflow, shared)
     try:
-        return build_app(engine, access, tracer)
+        return build_app(engine, access, tracer, shared)
     except BaseException:
         engine.stop()  # its threads would keep the process alive
         raise
@@ -103,10 +132,11 @@ def build_engine(
     redis: "RedisGuard | None" = None,
     encoder: QueryEncoder | None = None,
     overflow: QueryEncoder | None = None,
+    shared: "Shared | None" = None,
 ) -> Engine:
     """Loads the query encoder and the active index version, and starts the threads.
 
-    The arguments are those of `create_app`; `redis` holds the cache that services share.
+    The arguments are those of `create_app`; `redis` holds the cache that replicas share.
 
     Raises:
         CareError: If a setting is wrong, or the encoder or the index cannot be loaded.
@@ -115,11 +145,9 @@ def build_engine(
     reranker = None
     if settings.rerank_url:
         breaker = Breaker("the server of CARE_RERANK_URL")
-        metrics.rerank_breaker.set_function(lambda: breaker.state)
+        metrics.follow(metrics.rerank_breaker, lambda: breaker.state)
         reranker = make_reranker(settings, breaker)
-    milvus = plain(settings.milvus_uri), plain(settings.milvus_token)
-    address = MilvusAddress(*milvus, settings.milvus_timeout_ms / 1000)
-    store = VectorStores(address, settings.faiss_device).get(settings.store)
+    store = open_store(settings)
     index = IndexFolder(settings.indexes, settings.index)
     version = store.active_version(index)
     try:
@@ -141,16 +169,30 @@ def build_engine(
 
         secret = plain(settings.cache_secret).encode()
         cache = RedisCache(redis, secret, settings.cache_ttl_seconds)
-    return Engine(settings, store, pair, encoder, overflow, metrics, cache, reranker)
+    others = [overflow] if overflow else []
+    opening = partial(open_version, encoder=encoder, store=store, others=others, pair=pair)
+    served: Served
+    if shared:
+        served, usages = shared.serve(opening), shared.usages
+    else:
+        active = partial(store.active_version, index)
+        served, usages = ServedIndex(index, active, opening, metrics), Usages()
+    return Engine(settings, served, pair, encoder, overflow, metrics, cache, reranker, usages)
 
 
-def build_app(engine: Engine, access: Access, tracer: Tracer | None = None) -> FastAPI:
+def build_app(
+    engine: Engine,
+    access: Access,
+    tracer: Tracer | None = None,
+    shared: "Shared | None" = None,
+) -> FastAPI:
     """Creates the application around an engine: its routes and middleware.
 
     Args:
         engine: The engine; the application closes it.
         access: Who may ask for what.
         tracer: Records traces, if they are configured.
+        shared: What this process shares with other workers, if there are any.
     """
     settings, metrics = engine.settings, engine.metrics
 
@@ -160,7 +202,10 @@ def build_app(engine: Engine, access: Access, tracer: Tracer | None = None) -> F
         loop.set_exception_handler(log_failure)
         tasks = [loop.create_task(engine.served.watch(settings.watch_seconds))]
         if access.key_file:
-            tasks.append(loop.create_task(access.key_file.follow(metrics)))
+            quiet = shared is not None and not shared.is_first
+            tasks.append(loop.create_task(access.key_file.follow(metrics, quiet=quiet)))
+        if shared:
+            tasks.append(loop.create_task(shared.beat()))
         yield
         for task in tasks:
             task.cancel()
@@ -173,7 +218,13 @@ def build_app(engine: Engine, access: Access, tracer: Tracer | None = None) -> F
     app.mount("/page", StaticFiles(directory=PAGE), name="page")
     # The last one added is the outermost. Preflight requests of browsers carry no key.
     routes = [route for router in ROUTERS for route in router.routes]
-    app.add_middleware(LimitRequests, settings=settings, limits=engine.limits, metrics=metrics)
+    app.add_middleware(
+        LimitRequests,
+        settings=settings,
+        limits=engine.limits,
+        metrics=metrics,
+        usages=engine.usages,
+    )
     app.add_middleware(RequireKey, routes=routes)
     cors = Cors(settings.cors_origins)
     if settings.cors_origins:
@@ -186,7 +237,7 @@ def build_app(engine: Engine, access: Access, tracer: Tracer | None = None) -> F
             if isinstance(route, APIRoute)
         }
     )
-    answers = AnswerBudget(engine.limits.answer_bytes)
+    answers = AnswerBudget(engine.limits.answer_bytes, engine.usages.answer_bytes)
     app.state.service = State(
         settings, engine.pair, metrics, engine, access.keys, access.limiter, answers
     )
@@ -221,8 +272,8 @@ def _redis(settings: Settings, metrics: Metrics) -> "RedisGuard | None":
     from service.pipeline.redis_tier import RedisGuard
 
     breaker, writes = Breaker("Redis"), Breaker("writes to Redis")
-    metrics.redis_breaker.set_function(lambda: breaker.state)
-    metrics.redis_write_breaker.set_function(lambda: writes.state)
+    metrics.follow(metrics.redis_breaker, lambda: breaker.state)
+    metrics.follow(metrics.redis_write_breaker, lambda: writes.state)
     url, timeout = plain(settings.redis_url), settings.redis_timeout_ms / 1000
 
     def count(kind: RedisError) -> None:

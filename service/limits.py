@@ -1,9 +1,10 @@
 """All limits of what a service takes at once, and what counts against them."""
 
+from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableSequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from typing import Self
 
 from service.errors import RequestError
@@ -15,11 +16,13 @@ _BUFFERED_BYTES = 256 << 20
 _PROBES = 64
 # Answers below this size are made on the event loop and are not charged [bytes].
 SMALL_ANSWER = 1 << 16
+# Hits as JSON in the memory caches of all workers: at most this much [bytes].
+_CACHED_JSON = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a service takes at once, from all clients together.
+    """What a service takes at once, from all clients and in all its workers together.
 
     Attributes:
         connections: Open connections.
@@ -28,8 +31,10 @@ class Limits:
         probes: Requests of monitoring.
         buffered_bytes: Bytes of request bodies in memory.
         answer_bytes: Bytes of the answers that are made or sent.
-        queue_tokens: Tokens that wait or are being encoded.
-        cache_entries: Queries in the memory cache.
+        queue_tokens: Tokens that wait or are being encoded; as many may wait for the encoder of
+            `CARE_OVERFLOW_PAIR`.
+        cache_entries: Queries in the memory cache of one worker.
+        cache_bytes: Bytes of hits as JSON in the memory cache of one worker.
     """
 
     connections: int
@@ -40,10 +45,12 @@ class Limits:
     answer_bytes: int
     queue_tokens: int
     cache_entries: int
+    cache_bytes: int
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """Returns the limits of a service with these settings."""
+        workers = settings.workers or 1
         return cls(
             connections=settings.max_connections,
             unsent_bytes=settings.max_unsent_bytes,
@@ -52,16 +59,60 @@ class Limits:
             buffered_bytes=max(_BUFFERED_BYTES, settings.max_body_bytes),
             answer_bytes=settings.max_answer_bytes,
             queue_tokens=settings.queue_tokens,
-            cache_entries=settings.cache_entries,
+            # A part of at least one entry; 0, which turns the cache off, stays.
+            cache_entries=min(settings.cache_entries, max(1, settings.cache_entries // workers)),
+            cache_bytes=_CACHED_JSON // workers,
         )
 
-    def divided(self, parts: int) -> Self:
-        """Returns the limits of each of `parts` processes that serve together.
 
-        All parts are equal and not above the whole; a limit of 0, which turns a cache off, stays.
+class Usage:
+    """What a service takes of one limit: a number for each of its workers, which all can read.
+
+    Args:
+        taken: int64 [workers], shared by the processes; by default that of a service with one.
+        worker: The number of this worker.
+    """
+
+    def __init__(self, taken: MutableSequence[int] | None = None, worker: int = 0) -> None:
+        self._taken = array("q", [0]) if taken is None else taken
+        self._worker = worker
+
+    @property
+    def own(self) -> int:
+        """What this worker takes."""
+        return self._taken[self._worker]
+
+    @property
+    def total(self) -> int:
+        """What all workers take."""
+        return sum(self._taken)
+
+    def add(self, amount: int) -> None:
+        """Notes that this worker takes an amount more or, if it is negative, gives it back."""
+        self._taken[self._worker] += amount
+
+    def allows(self, amount: int, limit: int) -> bool:
+        """Returns whether this worker may take an amount more.
+
+        It may take what the others leave of the limit, and its equal part of it at any time, so
+        that it does not wait for a worker that has taken more.
         """
-        whole = (getattr(self, field.name) for field in fields(self))
-        return type(self)(*(max(min(limit, 1), limit // parts) for limit in whole))
+        part = limit // len(self._taken)
+        return self.total + amount <= limit or self.own + amount <= part
+
+
+@dataclass(frozen=True, slots=True)
+class Usages:
+    """What a service takes of each of its limits that all workers share; see `Limits`."""
+
+    connections: Usage = field(default_factory=Usage)
+    unsent_bytes: Usage = field(default_factory=Usage)
+    requests: Usage = field(default_factory=Usage)
+    probes: Usage = field(default_factory=Usage)
+    buffered_bytes: Usage = field(default_factory=Usage)
+    answer_bytes: Usage = field(default_factory=Usage)
+    queue_tokens: Usage = field(default_factory=Usage)
+    overflow_tokens: Usage = field(default_factory=Usage)
 
 
 class Shares:
@@ -70,25 +121,26 @@ class Shares:
     One client may take all of it. Once it is used up, a client may still take its equal share, so
     that others cannot keep it out; all together then take less than twice the limit.
 
-    Attributes:
-        total: What all clients take.
+    Args:
+        limit: What all clients may take.
+        usage: What they take.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, usage: Usage | None = None) -> None:
         self._limit = limit
-        self.total = 0
+        self.usage = usage or Usage()
         self._taken: Counter[str] = Counter()
 
     def allow(self, client: str, amount: int) -> bool:
         """Returns whether a client may take an amount more."""
-        if self.total + amount <= self._limit:
+        if self.usage.allows(amount, self._limit):
             return True
         clients = len(self._taken) + (client not in self._taken)
         return clients > 1 and self._taken[client] + amount <= self._limit // clients
 
     def take(self, client: str, amount: int) -> None:
         """Notes that a client takes an amount more or, if it is negative, gives it back."""
-        self.total += amount
+        self.usage.add(amount)
         self._taken[client] += amount
         if not self._taken[client]:
             del self._taken[client]
@@ -99,11 +151,12 @@ class AnswerBudget:
 
     Args:
         limit: Largest sum of their sizes [bytes]; an answer alone may be larger.
+        usage: Their sizes.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, usage: Usage | None = None) -> None:
         self._limit = limit
-        self.charged_bytes = 0
+        self.usage = usage or Usage()
 
     @contextmanager
     def charged(self, size: int) -> Iterator[None]:
@@ -113,11 +166,11 @@ class AnswerBudget:
             RequestError: If it exceeds the limit together with the answers in progress.
         """
         size = size if size >= SMALL_ANSWER else 0
-        if size and self.charged_bytes and self.charged_bytes + size > self._limit:
+        if size and self.usage.total and not self.usage.allows(size, self._limit):
             message = "too many long answers at once: retry later, or lower top_k"
             raise RequestError("overloaded", message, rejection="answers")
-        self.charged_bytes += size
+        self.usage.add(size)
         try:
             yield
         finally:
-            self.charged_bytes -= size
+            self.usage.add(-size)

@@ -9,29 +9,29 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from core.errors import CareError
 from service.app import create_app
 from service.bus_error import restart_on_bus_error
 from service.errors import RequestError
 from service.http.connections import ConnectionLimits, Connections, available_connections
 from service.http.context import RequestContext
 from service.http.cors import Cors
+from service.http.listener import Listener
 from service.http.problems import problem_response
 from service.http.protocol import HttpProtocol
-from service.limits import Limits
+from service.limits import Limits, Usages
 from service.observe.logs import configure_logs
 from service.observe.metrics import Metrics
-from service.settings import Settings
+from service.settings import Settings, warn_of_settings
 
 _LOG = logging.getLogger("care.service")
 # From the end of the drain time: when connections end that clients keep open, when uvicorn cancels
@@ -47,27 +47,51 @@ _ACCEPTING = 16
 _SWITCH_THREADS = 0.001
 
 
-def serve(settings: Settings) -> None:
-    """Runs the service until SIGINT or SIGTERM, which end the process with status 0.
+def serve(settings: Settings, announce: Callable[[str], None]) -> None:
+    """Runs the service in this process until SIGINT or SIGTERM, which end it with status 0.
+
+    Args:
+        settings: The settings of the service.
+        announce: Called with the URL once the service accepts connections and handles signals.
 
     Raises:
         CareError: If a setting is wrong, or the encoder or the index cannot be loaded.
     """
+    set_up_process(settings)
+    restart_on_bus_error()
+    listener = Listener(settings.host, settings.port)
+    warn_of_settings(settings)
+    run(create_app(settings), listener, announce)
+
+
+def set_up_process(settings: Settings) -> None:
+    """Sets up signals, logs and threads of a process that serves."""
     for number in (signal.SIGINT, signal.SIGTERM):
         # Uvicorn also raises the signal again once all requests have ended.
         signal.signal(number, lambda *_: sys.exit(0))
     configure_logs(settings.log_level)
-    restart_on_bus_error()
     sys.setswitchinterval(_SWITCH_THREADS)
-    listener = Listener(settings.host, settings.port)
-    app = create_app(settings)
+
+
+def run(app: FastAPI, listener: Listener, ready: Callable[[str], None]) -> None:
+    """Runs an application of `create_app` until SIGINT or SIGTERM.
+
+    Args:
+        app: The application.
+        listener: Where it listens.
+        ready: Called with the URL when it accepts connections and handles signals.
+
+    Raises:
+        CareError: If the address is not available.
+    """
     engine = app.state.service.engine
+    settings = engine.settings
     deadline = threading.Timer(_END_PROCESS, _end_process)
     deadline.daemon = True
     try:
         most, backlog = available_connections(engine.limits.connections)
         limits = replace(engine.limits, connections=most)
-        connections = make_connections(settings, limits, engine.metrics)
+        connections = make_connections(settings, limits, engine.metrics, engine.usages)
         config = uvicorn.Config(
             app,
             http=http_protocol(connections, engine.metrics, settings.cors_origins),
@@ -84,9 +108,9 @@ def serve(settings: Settings) -> None:
         # Objects that live as long as the process are excluded from garbage collections.
         gc.collect()
         gc.freeze()
-        line = f"serving index '{settings.index}' on {listener.listen(config.backlog)}\n"
+        url = listener.listen(config.backlog)
         drain = engine.drain, settings.drain_seconds
-        server = DrainingServer(config, connections, *drain, line, deadline)
+        server = DrainingServer(config, connections, *drain, partial(ready, url), deadline)
         others = [listener.socket.dup() for _ in range(_ACCEPTING - 1)]
         server.run(sockets=[listener.socket, *others])
     finally:
@@ -94,8 +118,11 @@ def serve(settings: Settings) -> None:
         engine.stop()
 
 
-def make_connections(settings: Settings, limits: Limits, metrics: Metrics) -> Connections:
+def make_connections(
+    settings: Settings, limits: Limits, metrics: Metrics, usages: Usages | None = None
+) -> Connections:
     """Returns the open connections, none yet, with their limits and metrics."""
+    usages = usages or Usages()
     of_connections = ConnectionLimits(
         connections=limits.connections,
         header_bytes=settings.max_header_bytes,
@@ -103,9 +130,10 @@ def make_connections(settings: Settings, limits: Limits, metrics: Metrics) -> Co
         client_timeout=settings.client_timeout_seconds,
         keep_alive=settings.keep_alive_seconds,
     )
-    connections = Connections(of_connections, metrics.ended_connections)
-    metrics.connections.set_function(lambda: len(connections))
-    metrics.unsent_bytes.set_function(lambda: connections.unsent)
+    shared = usages.connections, usages.unsent_bytes
+    connections = Connections(of_connections, metrics.ended_connections, *shared)
+    metrics.follow(metrics.connections, lambda: len(connections))
+    metrics.follow(metrics.unsent_bytes, lambda: connections.unsent.own)
     return connections
 
 
@@ -126,47 +154,6 @@ def http_protocol(connections: Connections, metrics: Metrics, origins: Sequence[
     return partial(HttpProtocol, connections=connections, refuse=refuse)
 
 
-class Listener:
-    """A socket that is bound at once and listens later, when the index is loaded.
-
-    Two processes can bind one address, but only one can listen on it.
-
-    Raises:
-        CareError: If the address is not available.
-    """
-
-    def __init__(self, host: str, port: int) -> None:
-        self._address = host, port
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.socket = socket.socket(family, socket.SOCK_STREAM)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with self._usable():
-            self.socket.bind(self._address)
-
-    def listen(self, backlog: int) -> str:
-        """Starts to listen; connections wait in the backlog. Returns the URL.
-
-        Raises:
-            CareError: If the address is not available.
-        """
-        with self._usable():
-            self.socket.listen(backlog)
-        host, port = self.socket.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-    @contextmanager
-    def _usable(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self.socket.close()
-            host, port = self._address
-            message = f"is not available ({error.strerror}): set another CARE_HOST or CARE_PORT"
-            raise CareError(
-                f"{host}:{port} {message}", code="address_unavailable", host=host, port=port
-            ) from error
-
-
 class DrainingServer(uvicorn.Server):
     """Accepts requests for `drain_seconds` after the first signal, then completes those in flight.
 
@@ -178,7 +165,7 @@ class DrainingServer(uvicorn.Server):
         connections: The open connections.
         drain: Called at each signal.
         drain_seconds: How long to accept requests after the first signal [s].
-        line: Printed on standard output once the service is ready and handles signals.
+        ready: Called once the service accepts connections and handles signals.
         deadline: Started after the wait.
     """
 
@@ -188,14 +175,14 @@ class DrainingServer(uvicorn.Server):
         connections: Connections,
         drain: Callable[[], None],
         drain_seconds: float,
-        line: str,
+        ready: Callable[[], None],
         deadline: threading.Timer,
     ) -> None:
         super().__init__(config)
         self._connections = connections
         self._drain = drain
         self._drain_seconds = drain_seconds
-        self._line = line
+        self._ready = ready
         self._end_at: float | None = None
         self._deadline = deadline
 
@@ -203,8 +190,7 @@ class DrainingServer(uvicorn.Server):
         """Starts to serve; uvicorn handles the signals by now."""
         await super().startup(sockets)
         if self.started:
-            sys.stdout.write(self._line)
-            sys.stdout.flush()
+            self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handles a signal."""

@@ -1,5 +1,6 @@
 """Settings of the service: one `CARE_*` environment variable each, read and checked at start."""
 
+import logging
 import os
 import re
 from difflib import get_close_matches
@@ -17,8 +18,11 @@ from core.choices import (
     SearchDevice,
 )
 from core.errors import CareError
+from core.loopback import is_loopback
 from core.machine import available_cpus
 from models.encoders.providers import BATCH_TOKENS, ProviderName
+
+_LOG = logging.getLogger("care.service")
 
 # Variables with the same prefix that are not settings of the service: those of other commands and
 # of load tests, and those that Kubernetes sets for Services named care and care-….
@@ -44,6 +48,11 @@ class Settings(BaseSettings):
     """Address to listen on."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
+    workers: AtLeast1 | None = None
+    """Processes that serve together. They share the port, the files of the index and all limits.
+    Default: the number of processors that the affinity mask and the cgroup quota allow, fewer if
+    their memory would take more than half of what the cgroup allows; 1 if the encoder or FAISS runs
+    on a GPU."""
     indexes: Path = DEFAULT_INDEXES
     """Folder of all indexes."""
     index: str = "sample"
@@ -68,9 +77,11 @@ class Settings(BaseSettings):
     """Execution provider of ONNX Runtime: cpu, cuda or tensorrt."""
     tensorrt_cache: Path = Path("builds/tensorrt")
     """Folder of the engines that TensorRT builds."""
-    threads: AtLeast1 = Field(default_factory=available_cpus)
-    """Threads for encoding and searching. Default: the number of processors that the affinity mask
-    and the cgroup quota allow."""
+    threads: AtLeast1 = Field(
+        default_factory=lambda known: max(1, available_cpus() // (known["workers"] or 1))
+    )
+    """Threads of one worker for encoding and searching. Default: the number of processors that the
+    affinity mask and the cgroup quota allow, divided by the number of workers."""
     encode_threads: AtLeast1 = 1
     """Threads that encode one batch. With 1, the service encodes `CARE_THREADS` batches at once,
     which gives the highest throughput; more threads give lower latency to a single client."""
@@ -281,6 +292,17 @@ def ignored_port() -> str:
         "CARE_PORT is the address of a Kubernetes Service named care, and is ignored: rename the "
         "Service, set enableServiceLinks: false in the pod, or set CARE_PORT there to a port"
     )
+
+
+def warn_of_settings(settings: Settings) -> None:
+    """Logs what is probably not what was meant."""
+    if warning := ignored_port():
+        _LOG.warning(warning, extra={"fields": {"port": settings.port}})
+    if not (settings.api_keys or settings.api_keys_file or is_loopback(settings.host)):
+        _LOG.warning(
+            "no API keys: everyone who reaches this address may search; set CARE_API_KEYS",
+            extra={"fields": {"host": settings.host}},
+        )
 
 
 def read_settings() -> Settings:

@@ -1,6 +1,7 @@
 """`care serve` runs the search service; `care key` makes an API key for it."""
 
 import os
+import sys
 from dataclasses import asdict
 from typing import Annotated, Literal
 
@@ -20,12 +21,20 @@ def serve(
     port: Annotated[
         str | None, Option(metavar="PORT", help="Port to listen on (default: CARE_PORT, or 8000).")
     ] = None,
+    workers: Annotated[
+        str | None,
+        Option(
+            metavar="N",
+            help="Processes that serve together (default: CARE_WORKERS, or as many as there are "
+            "processors and memory for).",
+        ),
+    ] = None,
 ) -> None:
     """Serve an index over HTTP: POST /search, a search page and metrics.
 
     All other settings are CARE_* variables: see docs/reference/settings.md.
     """
-    given = asdict(served) | {"host": host, "port": port}
+    given = asdict(served) | {"host": host, "port": port, "workers": workers}
     for name, value in given.items():
         if value is not None:
             os.environ[f"CARE_{name.upper()}"] = str(value)
@@ -34,10 +43,24 @@ def serve(
     # Requests are the parallelism, so the tokenizer uses no threads of its own.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-    from service.server import serve as run
     from service.settings import read_settings
+    from service.workers.supervisor import choose_workers, supervise
 
-    run(read_settings())
+    settings = read_settings()
+    count, reason = choose_workers(settings)
+
+    def announce(url: str) -> None:
+        sys.stdout.write(f"serving index '{settings.index}' on {url}\n")
+        sys.stdout.flush()
+
+    if count > 1:
+        # Workers read their settings from the environment.
+        os.environ["CARE_WORKERS"] = str(count)
+        supervise(read_settings(), count, reason, announce)
+        return
+    from service.server import serve as serve_alone
+
+    serve_alone(settings, announce)
 
 
 def key(

@@ -23,6 +23,7 @@ from service.access.api_keys import ApiKeys
 from service.access.key_file import KeyFile
 from service.app import load_query_encoder, make_reranker
 from service.settings import Settings, ignored_port, read_settings
+from service.workers.supervisor import choose_workers
 from stores.faiss.gpu import check_device, gpus
 
 # Longest wait for a server that is checked [s].
@@ -49,6 +50,8 @@ def check_serving(*, index_required: bool) -> Iterator[Finding]:
         yield Finding("settings", "warning", warning)
     else:
         yield Finding("settings", "ok", "all CARE_* variables are known and valid")
+    workers, reason = choose_workers(settings)
+    yield Finding("workers", "ok", f"{workers}: {reason}")
     encoder, finding = check_pair(settings)
     yield finding
     if settings.faiss_device != "cpu":

@@ -19,7 +19,7 @@ from core.loopback import is_loopback
 from service import schemas
 from service.access.api_keys import ApiKey, ApiKeys, Role
 from service.access.key_file import KeyFile
-from service.access.rate_limit import RateLimiter
+from service.access.rate_limit import Buckets, RateLimiter
 from service.errors import RequestError
 from service.http.exchange import exchange_of
 from service.http.problems import MEDIA_TYPE, problem_response
@@ -52,19 +52,24 @@ class Access:
     limiter: RateLimiter | None
 
     @classmethod
-    def of(cls, settings: Settings, redis: "RedisGuard | None" = None) -> Self:
-        """Reads the API keys; `redis` has the rates that services share.
+    def of(
+        cls,
+        settings: Settings,
+        redis: "RedisGuard | None" = None,
+        buckets: Buckets | None = None,
+    ) -> Self:
+        """Reads the API keys.
+
+        Args:
+            settings: The settings of the service.
+            redis: The rates that replicas share.
+            buckets: Those that the workers of one replica share.
 
         Raises:
             CareError: If a key or its file is wrong.
         """
         key_file = KeyFile(settings.api_keys_file) if settings.api_keys_file else None
         keys = key_file.keys if key_file else ApiKeys.parse(plain(settings.api_keys))
-        if not keys and not is_loopback(settings.host):
-            _LOG.warning(
-                "no API keys: everyone who reaches this address may search; set CARE_API_KEYS",
-                extra={"fields": {"host": settings.host}},
-            )
         limiter = None
         if settings.rate_limit:
             # Replicas of a service have the same secret and the same index.
@@ -75,6 +80,7 @@ class Access:
                 redis,
                 service=blake2b(settings.index.encode(), key=secret, digest_size=8).hexdigest(),
                 largest=max(settings.max_batch, settings.max_embeddings),
+                buckets=buckets,
             )
         return cls(keys, key_file, limiter)
 

@@ -39,10 +39,11 @@ class KeyFile:
         self._content = self._read()
         self.keys = _parse(self._content)
 
-    async def follow(self, metrics: Metrics) -> None:
+    async def follow(self, metrics: Metrics, *, quiet: bool = False) -> None:
         """Reads the file each second and replaces the keys when its content has changed.
 
-        If the file is missing or wrong, the keys stay; one error is logged for each fault.
+        If the file is missing or wrong, the keys stay; one error is logged for each fault. `quiet`
+        is for workers beside one that logs and counts.
         """
         fault: dict[str, Any] | None = None
         while True:
@@ -53,7 +54,7 @@ class KeyFile:
                 fields = describe(error)
                 if isinstance(error, CareError):
                     fields = {"code": error.code, **error.fields}
-                if fields != fault:
+                if fields != fault and not quiet:
                     _LOG.error(
                         "API keys not replaced: the last keys stay", extra={"fields": fields}
                     )
@@ -63,6 +64,7 @@ class KeyFile:
             fault = None
             if keys:
                 self.keys.replace(keys)
+            if keys and not quiet:
                 _LOG.info("API keys replaced", extra={"fields": {"count": len(keys)}})
                 metrics.key_reloads.labels("success").inc()
 

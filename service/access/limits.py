@@ -10,7 +10,7 @@ from service.http.content_coding import decoded
 from service.http.context import PROBES
 from service.http.exchange import exchange_of, header
 from service.http.problems import problem_response
-from service.limits import Limits, Shares
+from service.limits import Limits, Shares, Usages
 from service.observe.metrics import Metrics
 from service.settings import Settings
 
@@ -25,14 +25,22 @@ class LimitRequests:
     413, and one that has not arrived after `timeout_ms` gets 504.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, limits: Limits, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        limits: Limits,
+        metrics: Metrics,
+        usages: Usages | None = None,
+    ) -> None:
+        usages = usages or Usages()
         self._app = app
         self._max_bytes = settings.max_body_bytes
         self._timeout = settings.timeout_ms / 1000
         self._metrics = metrics
-        self._requests = Shares(limits.requests)
-        self._buffered = Shares(limits.buffered_bytes)
-        self._probes = 0
+        self._requests = Shares(limits.requests, usages.requests)
+        self._buffered = Shares(limits.buffered_bytes, usages.buffered_bytes)
+        self._probes = usages.probes
         self._most_probes = limits.probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,15 +106,15 @@ class LimitRequests:
             self._buffered.take(client, -received)
 
     async def _probe(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._probes == self._most_probes:
+        if not self._probes.allows(1, self._most_probes):
             error = self._too_many("too many requests of monitoring at once: retry later")
             await problem_response(error, scope)(scope, receive, send)
             return
-        self._probes += 1
+        self._probes.add(1)
         try:
             await self._app(scope, receive, send)
         finally:
-            self._probes -= 1
+            self._probes.add(-1)
 
     def _too_many(self, message: str) -> RequestError:
         self._metrics.rejections.labels("connections").inc()

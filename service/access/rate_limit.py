@@ -7,7 +7,7 @@ the request conforms if the result is at most `burst` intervals after now.
 
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, cast
 
 from core.breaker import UnavailableError
@@ -41,12 +41,34 @@ return 0
 """
 
 
+class Buckets:
+    """The theoretical arrival time [us] of each name, in the memory of one process.
+
+    They are bounded: names are those of keys that were configured, or "anonymous".
+    """
+
+    def __init__(self) -> None:
+        self._full_at: dict[str, int] = {}
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keeps other processes from the buckets within the block."""
+        return nullcontext()
+
+    def get(self, name: str) -> int:
+        """Returns the time of a name, 0 if it has none."""
+        return self._full_at.get(name, 0)
+
+    def put(self, name: str, full_at: int) -> None:
+        """Sets the time of a name."""
+        self._full_at[name] = full_at
+
+
 class RateLimiter:
     """Admits `burst` queries at once and `rate` per second on average, for each name.
 
-    Processes of one service share the bucket of a name in Redis. While Redis fails, refuses writes
-    or returns an impossible time, each process uses a local bucket, full at first, so that n
-    processes together admit n times the rate.
+    Replicas of one service share the bucket of a name in Redis. While Redis fails, refuses writes
+    or returns an impossible time, each replica uses a local bucket, full at first, so that n
+    replicas together admit n times the rate. The workers of a replica share its local buckets.
 
     A request of more queries than the burst never conforms. It is admitted when the bucket is
     full, and all its queries are charged, so that the next request waits longer.
@@ -58,6 +80,7 @@ class RateLimiter:
         clock: A monotonic clock [ns].
         service: Tells the keys of services on one Redis apart.
         largest: Most queries of a request.
+        buckets: The local buckets.
     """
 
     def __init__(
@@ -68,6 +91,7 @@ class RateLimiter:
         clock: Callable[[], int] = time.monotonic_ns,
         service: str = "",
         largest: int = 4096,
+        buckets: Buckets | None = None,
     ) -> None:
         self._interval = max(1, round(1_000_000 / rate))
         self._burst = burst
@@ -75,8 +99,7 @@ class RateLimiter:
         self._clock = clock
         self._service = service
         self._most = max(burst, largest)
-        # Bounded: names are those of keys that were configured, or "anonymous".
-        self._full_at: dict[str, int] = {}
+        self._buckets = buckets or Buckets()
 
     async def admit(self, name: str, cost: int) -> float:
         """Charges a request of `cost` queries to the name of a key, if it conforms.
@@ -95,8 +118,9 @@ class RateLimiter:
                     return wait / 1_000_000
                 self._guard.on_error("value")
         now = self._clock() // 1000
-        full_at = max(now, self._full_at.get(name, now))
-        wait = full_at - now - (self._burst - min(cost, self._burst)) * self._interval
-        if wait <= 0:
-            self._full_at[name] = full_at + cost * self._interval
+        with self._buckets.locked():
+            full_at = max(now, self._buckets.get(name))
+            wait = full_at - now - (self._burst - min(cost, self._burst)) * self._interval
+            if wait <= 0:
+                self._buckets.put(name, full_at + cost * self._interval)
         return max(0, wait) / 1_000_000

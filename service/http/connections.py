@@ -8,6 +8,8 @@ from typing import Literal, Protocol, get_args
 
 from prometheus_client import Counter
 
+from service.limits import Usage
+
 # Files that the service opens besides connections: sockets that accept, a reload, Redis, Milvus and
 # the log.
 _SPARE_FILES = 64
@@ -58,14 +60,26 @@ class Connections:
     longest ends: idle connections first. When a response takes the unsent bytes beyond their limit,
     the connection that has been sending for longest ends. A single response may exceed that limit.
 
+    Args:
+        limits: The limits.
+        endings: Counts the connections that end, by reason.
+        count: The number of open connections.
+        unsent: Bytes of the responses that clients have not taken in full.
+
     Attributes:
         limits: The limits.
-        unsent: Bytes of the responses that clients have not taken in full.
     """
 
-    def __init__(self, limits: ConnectionLimits, endings: Counter) -> None:
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        endings: Counter,
+        count: Usage | None = None,
+        unsent: Usage | None = None,
+    ) -> None:
         self.limits = limits
-        self.unsent = 0
+        self.count = count or Usage()
+        self.unsent = unsent or Usage()
         self._endings = endings
         for ending in ENDINGS:
             endings.labels(ending)
@@ -80,7 +94,8 @@ class Connections:
     def add(self, connection: Closable) -> None:
         """Adds a connection, whose client is to send; another one ends if there are too many."""
         self._open.add(connection)
-        if len(self._open) > self.limits.connections:
+        self.count.add(1)
+        if not self.count.allows(0, self.limits.connections):
             oldest = next(iter(self._waiting or self._sending), connection)
             self._end(oldest, "limit")
         if connection in self._open:
@@ -88,7 +103,9 @@ class Connections:
 
     def remove(self, connection: Closable) -> None:
         """Forgets a connection that has ended."""
-        self._open.discard(connection)
+        if connection in self._open:
+            self._open.remove(connection)
+            self.count.add(-1)
         self._waiting.pop(connection, None)
         self.sent(connection)
 
@@ -102,20 +119,26 @@ class Connections:
 
     def sending(self, connection: Closable, size: int) -> None:
         """Notes that a client has not taken a message of `size` bytes at once."""
-        self.unsent += size
+        self.unsent.add(size)
         self._sending[connection] = size
-        while self.unsent > self.limits.unsent_bytes and len(self._sending) > 1:
+        most = self.limits.unsent_bytes
+        while not self.unsent.allows(0, most) and len(self._sending) > 1:
             self._end(next(iter(self._sending)), "unsent")
 
     def sent(self, connection: Closable) -> None:
         """Notes that a client has taken the message in full, or never will."""
-        self.unsent -= self._sending.pop(connection, 0)
+        self.unsent.add(-self._sending.pop(connection, 0))
 
     def sweep(self, now: float) -> None:
-        """Ends the connections whose clients are overdue; `now` is a time of the loop [s]."""
+        """Ends the connections whose clients are overdue; `now` is a time of the loop [s].
+
+        If all workers together have too many, it ends those that this one has beyond its part.
+        """
         for connection in list(self._open):
             if ending := connection.overdue(now):
                 self._end(connection, ending)
+        while self._waiting and not self.count.allows(0, self.limits.connections):
+            self._end(next(iter(self._waiting)), "limit")
 
     def end_all(self) -> None:
         """Ends all connections; their requests see that their clients have disconnected."""

@@ -1,12 +1,13 @@
 """All metrics of the service, in the format of Prometheus."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Literal, get_args
 
 import prometheus_client
+from prometheus_client.registry import Collector
 
 from core.manifest import IndexManifest
 from search.fusion import Channel
@@ -45,16 +46,29 @@ _CACHED_STAGES = ("cache", "fetch", "total")
 
 
 class Metrics:
-    """The metrics of one application, in a separate registry; all series exist from the start."""
+    """The metrics of one application, in a separate registry; all series exist from the start.
 
-    def __init__(self) -> None:
+    Gauges say with `multiprocess_mode` how those of several workers become one.
+
+    Args:
+        processes: Returns the metrics of processes; by default those of this one.
+
+    Attributes:
+        registry: The metrics.
+        render: Makes the page of metrics.
+    """
+
+    def __init__(self, processes: Collector | None = None) -> None:
         self.registry = registry = prometheus_client.CollectorRegistry()
+        self.render: Callable[[], bytes] = lambda: prometheus_client.generate_latest(registry)
+        self._followed: list[tuple[prometheus_client.Gauge, Callable[[], float]]] = []
         self._page: asyncio.Task[bytes] | None = None
         self._page_until = 0.0
-        prometheus_client.ProcessCollector(registry=registry)
+        registry.register(processes or prometheus_client.ProcessCollector(registry=None))
         prometheus_client.PlatformCollector(registry=registry)
         counter = partial(prometheus_client.Counter, registry=registry)
-        gauge = partial(prometheus_client.Gauge, registry=registry)
+        gauge = partial(prometheus_client.Gauge, registry=registry, multiprocess_mode="sum")
+        same = partial(prometheus_client.Gauge, registry=registry, multiprocess_mode="max")
         histogram = partial(prometheus_client.Histogram, registry=registry)
         seconds = partial(histogram, buckets=_SECONDS)
         self.requests = counter("care_http_requests_total", "HTTP requests.", ["route", "status"])
@@ -62,9 +76,8 @@ class Metrics:
             "care_http_request_seconds", "Time from a request's arrival to its response.", ["route"]
         )
         self.in_flight = 0
-        gauge("care_http_requests_in_flight", "HTTP requests in flight.").set_function(
-            lambda: self.in_flight
-        )
+        in_flight = gauge("care_http_requests_in_flight", "HTTP requests in flight.")
+        self.follow(in_flight, lambda: self.in_flight)
         self.connections = gauge("care_connections", "Open connections.")
         self.unsent_bytes = gauge(
             "care_unsent_bytes", "Bytes of responses that clients have not yet taken."
@@ -89,7 +102,7 @@ class Metrics:
             "care_queue_queries", "Queries queued or being encoded, without cache hits."
         )
         self.queue_tokens = gauge("care_queue_tokens", "Tokens queued or being encoded.")
-        self.queue_limit = gauge("care_queue_tokens_limit", "Most tokens queued or being encoded.")
+        self.queue_limit = same("care_queue_tokens_limit", "Most tokens queued or being encoded.")
         self.admitted_tokens = counter(
             "care_admitted_tokens_total", "Tokens admitted to the queue."
         )
@@ -121,45 +134,50 @@ class Metrics:
         self.batch_tokens = histogram(
             "care_batch_tokens", "Tokens of an encoded batch.", buckets=_TOKENS
         )
-        self.redis_breaker = gauge(
+        self.redis_breaker = same(
             "care_redis_breaker_state",
             "State of the circuit breaker of Redis: 0 closed, 1 half open, 2 open.",
         )
-        self.redis_write_breaker = gauge(
+        self.redis_write_breaker = same(
             "care_redis_write_breaker_state",
             "State of the circuit breaker of writes to Redis: 0 closed, 1 half open, 2 open.",
         )
-        self.rerank_breaker = gauge(
+        self.rerank_breaker = same(
             "care_rerank_breaker_state",
             "State of the circuit breaker of CARE_RERANK_URL: 0 closed, 1 half open, 2 open.",
         )
         self.redis_errors = counter("care_redis_errors_total", "Redis calls that failed.", ["kind"])
-        gauge(
+        same(
             "care_start_timestamp_seconds",
-            "Time at which the service started, or started again after bus_error.",
+            "Time at which the service, or the newest of its workers, started.",
         ).set_to_current_time()
-        self.ready = gauge("care_ready", "1 if the service is ready for requests, else 0.")
+        self.workers = same("care_workers", "Workers that serve.")
+        self.worker_replacements = counter(
+            "care_worker_replacements_total",
+            "Workers that ended, or were stuck, and were replaced.",
+        )
+        self.ready = same("care_ready", "1 if the service is ready for requests, else 0.")
         self.reloads = counter("care_index_reloads_total", "Index reloads.", ["result"])
         self.key_reloads = counter(
             "care_api_key_reloads_total", "Changes of the file of API keys.", ["result"]
         )
-        self.index_fallback = gauge(
+        self.index_fallback = same(
             "care_index_fallback",
             "1 while the active index version cannot be loaded and another one is served, else 0.",
         )
-        self.index_info = gauge(
+        self.index_info = same(
             "care_index_info",
             "The served index version; always 1.",
             ["index", "version", "pair", "embedding_space"],
         )
-        self.index_documents = gauge(
+        self.index_documents = same(
             "care_index_documents", "Documents in the served index version."
         )
-        self.index_vectors = gauge(
+        self.index_vectors = same(
             "care_index_vectors",
             "Vectors in the served index version, one for each document or chunk.",
         )
-        self.index_created = gauge(
+        self.index_created = same(
             "care_index_created_timestamp_seconds",
             "Time at which the served index version was built.",
         )
@@ -180,6 +198,15 @@ class Metrics:
         ):
             for label in labels:
                 series.labels(label)
+
+    def follow(self, gauge: prometheus_client.Gauge, value: Callable[[], float]) -> None:
+        """Sets a gauge to what a function returns, at each `update`."""
+        self._followed.append((gauge, value))
+
+    def update(self) -> None:
+        """Sets the gauges that follow functions; must be called on the event loop."""
+        for gauge, value in self._followed:
+            gauge.set(value())
 
     def register_routes(self, statuses: dict[str, list[int]]) -> None:
         """Creates the request series of each route and each status that it documents."""
@@ -221,6 +248,9 @@ class Metrics:
     def show_index(self, manifest: IndexManifest, pair: str) -> None:
         """Sets the metrics of the served index version."""
         labels = (manifest.name, manifest.version, pair, manifest.encoder.embedding_space)
+        for shown in self.index_info.collect():
+            for sample in shown.samples:
+                self.index_info.labels(**sample.labels).set(0)
         self.index_info.clear()
         self.index_info.labels(*labels).set(1)
         self.index_documents.set(manifest.corpus.documents)
@@ -231,7 +261,8 @@ class Metrics:
         """Returns all metrics as text: rendered in a thread, once a second for all who ask."""
         loop = asyncio.get_running_loop()
         if self._page is None or (self._page.done() and loop.time() >= self._page_until):
-            render = asyncio.to_thread(prometheus_client.generate_latest, self.registry)
+            self.update()
+            render = asyncio.to_thread(self.render)
             self._page = loop.create_task(render)
             self._page_until = loop.time() + SHARED_SECONDS
         # A client that disconnects does not stop the rendering for the others.

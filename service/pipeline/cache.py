@@ -11,8 +11,6 @@ from core.types import Conjunction, Query
 from search.hits import CacheEntry
 
 _QUERY_FIELDS = [field.name for field in fields(Query)]
-# Hits as JSON in memory: at most this much [bytes].
-_MOST_JSON = 64 << 20
 
 
 class QueryKeys:
@@ -61,11 +59,13 @@ class MemoryCache:
     """LRU cache of the scored rows of queries, and of their hits as JSON; not thread-safe.
 
     Args:
-        entries: Most queries; fewer if their JSON takes more than 64 MiB.
+        entries: Most queries; fewer if their JSON takes more than `json_bytes`.
+        json_bytes: Most bytes of JSON.
     """
 
-    def __init__(self, entries: int) -> None:
+    def __init__(self, entries: int, json_bytes: int = 64 << 20) -> None:
         self._entries = entries
+        self._most_json = json_bytes
         self._json_bytes = 0
         self._found: OrderedDict[bytes, _Entry] = OrderedDict()
 
@@ -101,7 +101,7 @@ class MemoryCache:
         self._drop_json(entry)
         entry.include, entry.json = tuple(include), json
         self._json_bytes += len(json)
-        while self._json_bytes > _MOST_JSON:
+        while self._json_bytes > self._most_json:
             self._evict()
 
     def _evict(self) -> None:

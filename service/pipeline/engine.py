@@ -14,7 +14,6 @@ from core.encoders import Pair, QueryEncoder
 from core.errors import QueryError
 from core.text import normalize_text
 from core.types import FloatArray, Query
-from core.versions import IndexFolder
 from search.answerable import is_unanswered
 from search.hits import QueryResult
 from search.query import QueryLimits, checked_query
@@ -22,14 +21,13 @@ from search.rerank import RerankerName
 from search.snapshot import Snapshot
 from search.task import SearchTask, read_cached
 from service.errors import RequestError
-from service.limits import Limits
+from service.limits import Limits, Usages
 from service.observe.metrics import Metrics, Timings
 from service.pipeline.cache import MemoryCache, QueryKeys
 from service.pipeline.flights import Flight
 from service.pipeline.pipeline import DEADLINE_EXCEEDED, Pipeline, spawn
-from service.pipeline.served_index import ServedIndex
+from service.pipeline.served_index import Served
 from service.settings import Settings, plain
-from stores.base import VectorStore
 
 if TYPE_CHECKING:
     from service.pipeline.redis_tier import RedisCache
@@ -72,13 +70,14 @@ class Engine:
 
     Args:
         settings: The settings of the service.
-        store: The store of the vectors.
+        served: The index version that is served.
         pair: The pair.
         encoder: The query encoder of the pair.
         overflow: The query encoder for a full queue, if any.
         metrics: The metrics of the application.
         redis: The cache in Redis, if configured; the engine closes it.
         reranker: The server that reranks, if configured; the engine closes it.
+        usages: What all workers take of their limits.
 
     Attributes:
         settings: The settings of the service.
@@ -86,22 +85,22 @@ class Engine:
         metrics: The metrics of the application.
         pair: Name of the pair.
         served: The index version that is served.
-
-    Raises:
-        IndexVersionError: If no version can be served.
+        usages: What all workers take of their limits.
     """
 
     def __init__(
         self,
         settings: Settings,
-        store: VectorStore,
+        served: Served,
         pair: Pair,
         encoder: QueryEncoder,
         overflow: QueryEncoder | None,
         metrics: Metrics,
         redis: "RedisCache | None" = None,
         reranker: "RerankServer | None" = None,
+        usages: Usages | None = None,
     ) -> None:
+        self.usages = usages = usages or Usages()
         self.settings = settings
         self.limits = Limits.of(settings)
         self.metrics = metrics
@@ -121,25 +120,17 @@ class Engine:
             str(settings.rerank_truncate_tokens or ""),
         )
         self._keys = QueryKeys(secret, encoder.spec, pair, server)
-        self._memory = MemoryCache(self.limits.cache_entries)
+        self._memory = self._empty_cache()
         self._redis = redis
         self._writes: set[asyncio.Task[None]] = set()
         self._checking = asyncio.Lock()
         self._checked = float("-inf")
         self._draining = False
         self._long_lists = asyncio.Semaphore(_LONG_LISTS)
-        others = [overflow] if overflow else []
-        self.served = ServedIndex(
-            IndexFolder(settings.indexes, settings.index),
-            encoder,
-            others,
-            store,
-            pair,
-            metrics,
-            self._on_change,
-        )
+        self.served = served
+        served.on_change = self._on_change
         self._pipeline = Pipeline(
-            encoder, overflow, settings, self.limits, metrics, self._keep, reranker
+            encoder, overflow, settings, self.limits, metrics, self._keep, reranker, usages
         )
         self._show(self.index)
 
@@ -333,8 +324,11 @@ class Engine:
         self.served.close()
 
     def _on_change(self, index: Snapshot) -> None:
-        self._memory = MemoryCache(self.limits.cache_entries)
+        self._memory = self._empty_cache()
         self._show(index)
+
+    def _empty_cache(self) -> MemoryCache:
+        return MemoryCache(self.limits.cache_entries, self.limits.cache_bytes)
 
     def _show(self, index: Snapshot) -> None:
         self.metrics.show_index(index.manifest, self.pair)

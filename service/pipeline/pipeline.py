@@ -12,7 +12,7 @@ from core.encoders import QueryEncoder
 from core.types import FloatArray
 from search.task import SearchTask, search_together
 from service.errors import RequestError
-from service.limits import Limits, Shares
+from service.limits import Limits, Shares, Usages
 from service.observe.metrics import Metrics
 from service.pipeline.batcher import Batcher
 from service.pipeline.fairness import FairExecutor
@@ -58,6 +58,7 @@ class Pipeline:
         metrics: The metrics of the application.
         keep: Called with the key and the result of each flight that has a key.
         reranker: The server that ranks hits again, if there is one.
+        usages: What all workers take of their limits.
     """
 
     def __init__(
@@ -69,7 +70,9 @@ class Pipeline:
         metrics: Metrics,
         keep: Callable[[bytes, Any], None],
         reranker: "RerankServer | None" = None,
+        usages: Usages | None = None,
     ) -> None:
+        usages = usages or Usages()
         self._limit = limits.queue_tokens
         self._longest = encoder.spec.max_length
         self._prompt = len(encoder.spec.prompt)
@@ -80,11 +83,11 @@ class Pipeline:
         self._open: dict[bytes, Flight] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._queries = 0
-        self._tokens = Shares(self._limit)
-        self._overflow_tokens = 0
+        self._tokens = Shares(self._limit, usages.queue_tokens)
+        self._overflow_tokens = usages.overflow_tokens
         self._freed = asyncio.Event()
-        metrics.queue_queries.set_function(lambda: self._queries)
-        metrics.queue_tokens.set_function(lambda: self._tokens.total)
+        metrics.follow(metrics.queue_queries, lambda: self._queries)
+        metrics.follow(metrics.queue_tokens, lambda: self._tokens.usage.own)
         metrics.queue_limit.set(self._limit)
         threads = max(settings.threads, self._parts)
         self._search = ThreadPoolExecutor(threads, "search", limit_threads)
@@ -227,7 +230,7 @@ class Pipeline:
             for flight, admitted in zip(flights, tokens, strict=True):
                 flight.overflow, flight.admitted = True, admitted
                 flight.with_tokens = False  # those of this encoder are of another space
-            self._overflow_tokens += sum(tokens)
+            self._overflow_tokens.add(sum(tokens))
             self._metrics.overflow.inc(len(flights))
             self._start(flights, self._overflow)
             return
@@ -260,12 +263,13 @@ class Pipeline:
 
     def _is_full(self, tokens: int, limit: int) -> bool:
         """Returns whether the queue has no room for tokens; an empty queue has room for any."""
-        return bool(self._tokens.total) and self._tokens.total + tokens > limit
+        usage = self._tokens.usage
+        return bool(usage.own) and not usage.allows(tokens, limit)
 
     def _overflows(self, flights: Sequence[Flight], tokens: int) -> bool:
         """Returns whether the other encoder takes flights: its queue has room, the other none."""
-        waiting = self._overflow_tokens
-        has_room = not waiting or waiting + tokens <= self._limit
+        waiting = self._overflow_tokens.own
+        has_room = not waiting or self._overflow_tokens.allows(tokens, self._limit)
         # While it has work, little waits for the main encoder, which is slow meanwhile.
         limit = self._limit // _SHORT_QUEUE if waiting else self._limit
         return has_room and self._is_full(tokens, limit) and all(flight.task for flight in flights)
@@ -304,7 +308,7 @@ class Pipeline:
         if self._open.get(flight.key) is flight:
             del self._open[flight.key]
         if flight.overflow:
-            self._overflow_tokens -= flight.admitted
+            self._overflow_tokens.add(-flight.admitted)
         else:
             self._queries -= bool(flight.admitted)
             self._tokens.take(flight.client, -flight.admitted)

@@ -3,20 +3,23 @@
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
-from core.encoders import Encoder, Pair
 from core.errors import CareError, IndexVersionError, describe
-from core.versions import IndexFolder, read_manifest
-from search.snapshot import Snapshot, load_index, open_version
+from core.manifest import IndexManifest
+from core.versions import IndexFolder, read_manifest, with_version
+from search.snapshot import Snapshot
 from search.version_files import VersionFiles
 from service.observe.metrics import Metrics
+from service.settings import Settings, plain
 from stores.base import StoreError, VectorStore
 from stores.faiss.search import limit_threads
+from stores.registry import MilvusAddress, VectorStores
 
 _LOG = logging.getLogger("care.service")
 
@@ -63,7 +66,62 @@ class _Seen:
     served: VersionFiles | None
 
 
-class ServedIndex:
+def open_store(settings: Settings) -> VectorStore:
+    """Returns the store of the vectors.
+
+    Raises:
+        CareError: If Milvus or the GPU is not available.
+    """
+    milvus = plain(settings.milvus_uri), plain(settings.milvus_token)
+    address = MilvusAddress(*milvus, settings.milvus_timeout_ms / 1000)
+    return VectorStores(address, settings.faiss_device).get(settings.store)
+
+
+class Opened(Protocol):
+    """An open version."""
+
+    @property
+    def files(self) -> VersionFiles:
+        """Its files before they were verified."""
+
+    @property
+    def manifest(self) -> IndexManifest:
+        """Its manifest."""
+
+
+_Opened = TypeVar("_Opened", bound=Opened)
+
+
+class Served(Protocol):
+    """What an engine needs of the version that it serves.
+
+    Attributes:
+        index: The version.
+        on_change: Called in the event loop after another version is served.
+    """
+
+    index: Snapshot
+    on_change: Callable[[Snapshot], None]
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the active version is served; false if it could not be loaded."""
+
+    async def reload(self) -> Snapshot:
+        """Serves the active version, and returns it.
+
+        Raises:
+            CareError: If it cannot be loaded.
+        """
+
+    async def watch(self, every: float) -> None:
+        """Serves what becomes active, if nothing else sees to it."""
+
+    def close(self) -> None:
+        """Ends what loads versions."""
+
+
+class ServedIndex(Generic[_Opened]):
     """Loads the active version of an index and replaces it by a newer one while it is served.
 
     If the active version is damaged at start, the last whole version before it is served. The same
@@ -72,12 +130,14 @@ class ServedIndex:
 
     Args:
         folder: The folder of the index.
-        encoder: The query encoder.
-        others: Further query encoders, which each version must suit as well.
-        store: The store of the vectors.
-        pair: The pair: its calibration of the answerable score, and its token vectors.
-        metrics: Shows the served version and counts reloads.
+        active: Returns the id of the active version.
+        open_version: Opens the version in a folder, and checks it.
+        metrics: Shows whether the active version is served, and counts reloads.
+
+    Attributes:
+        index: The version that is served.
         on_change: Called in the event loop after another version is served.
+        switching: Held while the served version may change.
 
     Raises:
         IndexVersionError: If no version can be served.
@@ -86,20 +146,16 @@ class ServedIndex:
     def __init__(
         self,
         folder: IndexFolder,
-        encoder: Encoder,
-        others: Sequence[Encoder],
-        store: VectorStore,
-        pair: Pair,
+        active: Callable[[], str],
+        open_version: Callable[[Path], _Opened],
         metrics: Metrics,
-        on_change: Callable[[Snapshot], None],
     ) -> None:
         self._folder = folder
-        self._active = partial(store.active_version, folder)
-        self._load_active = partial(load_index, folder, encoder, store, others, pair)
-        self._open = partial(open_version, encoder=encoder, store=store, others=others, pair=pair)
+        self._active = active
+        self._open = open_version
         self._metrics = metrics
-        self._on_change = on_change
-        self._reloading = asyncio.Lock()
+        self.on_change: Callable[[_Opened], None] = lambda _: None
+        self.switching = asyncio.Lock()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load", initializer=limit_threads)
         self._seen: _Seen | None = None
         self._failure: object = None
@@ -112,14 +168,14 @@ class ServedIndex:
         """Whether the active version is served; false if it could not be loaded."""
         return self._failure is None
 
-    async def reload(self) -> Snapshot:
+    async def reload(self) -> _Opened:
         """Loads and checks the active version, then replaces the served one.
 
         Raises:
             CareError: If the active version cannot be loaded. The served one stays, unless its
                 files were changed in place: then the last whole version before it replaces it.
         """
-        async with self._reloading:
+        async with self.switching:
             loop = asyncio.get_running_loop()
             old = self.index.manifest.version
             try:
@@ -133,7 +189,7 @@ class ServedIndex:
             self._metrics.reloads.labels("failure" if error else "success").inc()
             retired = [self.index]
             self.index = index
-            self._on_change(index)
+            self.on_change(index)
             fields = {"old": old, "version": index.manifest.version}
             _LOG.info("index version loaded", extra={"fields": fields})
             self._record(error)
@@ -143,6 +199,12 @@ class ServedIndex:
             if error:
                 raise error
             return index
+
+    async def reload_if_changed(self) -> None:
+        """Loads what has changed since the last look; the log has what failed."""
+        loop = asyncio.get_running_loop()
+        if await loop.run_in_executor(self._loader, self._has_changed):
+            await self._try_to_reload()
 
     async def watch(self, every: float) -> None:
         """Looks at the index about every `every` seconds and loads what changed; 0 disables this.
@@ -158,12 +220,7 @@ class ServedIndex:
             changed = await loop.run_in_executor(self._loader, self._has_changed)
             if not changed and (self._failure is None or loop.time() < retry_at):
                 continue
-            try:
-                await self.reload()
-            except CareError:
-                pass  # `reload` has logged it
-            except Exception as error:
-                _LOG.error("reload failed", extra={"fields": _fields(error)})
+            await self._try_to_reload()
             pause = every if changed else min(2 * pause, max(every, _LONGEST_PAUSE))
             retry_at = loop.time() + pause
 
@@ -171,7 +228,15 @@ class ServedIndex:
         """Stops the thread that loads; a load in progress is abandoned."""
         self._loader.shutdown(wait=False, cancel_futures=True)
 
-    def _load(self, served: VersionFiles | None = None) -> tuple[Snapshot, CareError | None]:
+    async def _try_to_reload(self) -> None:
+        try:
+            await self.reload()
+        except CareError:
+            pass  # `reload` has logged it
+        except Exception as error:
+            _LOG.error("reload failed", extra={"fields": _fields(error)})
+
+    def _load(self, served: VersionFiles | None = None) -> tuple[_Opened, CareError | None]:
         """Loads the active version, or the last whole one before it if that has to be served.
 
         Args:
@@ -182,7 +247,7 @@ class ServedIndex:
         """
         seen = self._seen = self._look(served)
         try:
-            index, failure = self._load_active(), None
+            index, failure = with_version(self._active, self._open_id), None
         except IndexVersionError as error:
             if error.code not in DAMAGE or (served and not served.changed_in_place()):
                 raise
@@ -193,10 +258,13 @@ class ServedIndex:
         self._seen = replace(seen, served=index.files)
         return index, failure
 
-    def _last_whole(self) -> Snapshot | None:
+    def _open_id(self, version: str) -> _Opened:
+        return self._open(self._folder.version(version))
+
+    def _last_whole(self) -> _Opened | None:
         for version in versions_before(self._folder, self._active()):
             with suppress(CareError):
-                return self._open(self._folder.version(version))
+                return self._open_id(version)
         return None
 
     def _has_changed(self) -> bool:

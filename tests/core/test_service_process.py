@@ -13,5 +13,6 @@ def test_the_service_finds_the_pairs_of_its_caller_and_has_no_other_setting_of_i
     assert isinstance(found, dict)
     settings = {name: value for name, value in found.items() if name.startswith("CARE_")}
     given = {"INDEXES": "indexes", "INDEX": "sample", "PORT": "0", "LOG_LEVEL": "warning"}
+    given["WORKERS"] = "1"
     given |= {"PAIR": "mine", "PAIRS": "elsewhere"}
     assert settings == {f"CARE_{name}": value for name, value in given.items()}

@@ -256,7 +256,7 @@ def test_an_answer_stops_when_its_client_is_gone(
         exchange.gone.set()
         await sent
         assert len(exchange.parts) == 1
-        assert app.state.service.answers.charged_bytes == 0
+        assert app.state.service.answers.usage.total == 0
 
     run(indexes, send)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

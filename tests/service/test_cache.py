@@ -135,9 +135,8 @@ def test_hits_are_kept_as_json_beside_their_rows() -> None:
     assert cache.get_json(b"a", []) is None
 
 
-def test_the_json_of_hits_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.pipeline.cache._MOST_JSON", 10)
-    cache = MemoryCache(10)
+def test_the_json_of_hits_is_limited() -> None:
+    cache = MemoryCache(10, json_bytes=10)
     for key in (b"a", b"b", b"c"):
         cache.put(key, found(0))
     cache.put_json(b"a", [], bytes(4))

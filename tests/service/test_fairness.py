@@ -1,9 +1,10 @@
 """Clients that share the service: turns in queues, shares of limits, half-sent requests."""
 
 import time
+from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import replace
 from random import Random
 from threading import Event
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from core.manifest import IndexManifest
-from service.limits import Limits, Shares
+from service.limits import Limits, Shares, Usage
 from service.pipeline.fairness import FairExecutor, FairQueue
 from service.settings import Settings
 from tests.conftest import ADMIN_KEY, SEARCH_KEY
@@ -107,13 +108,13 @@ def test_shares_are_below_twice_the_limit_and_nobody_is_kept_out(
         if shares.allow(client, amount):
             shares.take(client, amount)
             taken.append((client, amount))
-        assert shares.total == sum(each for _, each in taken) < 2 * limit
+        assert shares.usage.total == sum(each for _, each in taken) < 2 * limit
     holders = {client for client, amount in taken if amount}
     if holders and limit > len(holders):
         assert shares.allow("new", limit // (len(holders) + 1))
     for client, amount in taken:
         shares.take(client, -amount)
-    assert shares.total == 0
+    assert shares.usage.total == 0
     assert shares.allow("any", limit)
 
 
@@ -189,11 +190,40 @@ def test_a_full_queue_admits_the_share_of_another_client(
     assert sample(client, "care_queue_tokens") == 0
 
 
-@given(st.integers(1, 64), st.integers(0, 10_000), st.integers(1, 1 << 40))
-def test_limits_are_divided_among_processes(parts: int, entries: int, most: int) -> None:
-    whole = replace(Limits.of(Settings()), cache_entries=entries, answer_bytes=most)
-    part = whole.divided(parts)
-    for field in fields(Limits):
-        limit, own = getattr(whole, field.name), getattr(part, field.name)
-        assert own * parts <= max(limit, parts) and (own > 0) == (limit > 0)
-    assert whole.divided(1) == whole
+@given(st.integers(1, 64), st.integers(0, 10_000))
+def test_caches_are_divided_among_workers_and_other_limits_are_not(
+    workers: int, entries: int
+) -> None:
+    whole = Limits.of(Settings(cache_entries=entries))
+    part = Limits.of(Settings(cache_entries=entries, workers=workers))
+    assert part.cache_entries * workers <= max(entries, workers)
+    assert (part.cache_entries > 0) == (entries > 0)
+    assert part.cache_bytes * workers <= whole.cache_bytes
+    caches = {"cache_entries": entries, "cache_bytes": whole.cache_bytes}
+    assert replace(part, **caches) == whole
+
+
+@given(
+    workers=st.integers(1, 5),
+    limit=st.integers(1, 100),
+    amounts=st.lists(st.tuples(st.integers(0, 4), st.integers(-30, 30)), max_size=80),
+)
+def test_workers_take_what_others_leave_and_always_their_part(
+    workers: int, limit: int, amounts: list[tuple[int, int]]
+) -> None:
+    taken = array("q", [0] * workers)
+    usages = [Usage(taken, worker) for worker in range(workers)]
+    for worker, amount in amounts:
+        usage = usages[worker % workers]
+        if amount < 0:
+            usage.add(max(amount, -usage.own))
+            continue
+        allowed = usage.allows(amount, limit)
+        if sum(taken) + amount <= limit or usage.own + amount <= limit // workers:
+            assert allowed
+            usage.add(amount)
+        else:
+            assert not allowed
+        assert usage.total == sum(taken) < 2 * limit
+        # Beyond the limit, no worker has more than one could have alone.
+        assert usage.own <= limit

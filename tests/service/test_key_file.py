@@ -17,6 +17,7 @@ from service.access import key_file
 from service.access.api_keys import ApiKey, new_key
 from service.access.key_file import KeyFile
 from service.observe.logs import JsonFormatter
+from service.settings import Settings, warn_of_settings
 from tests.conftest import ADMIN_KEY, SEARCH_KEY
 from tests.errors import raises
 from tests.service.conftest import Serve, sample
@@ -193,14 +194,12 @@ def test_the_rate_limit_of_a_name_survives_the_replacement_of_its_key(
 
 
 def test_without_keys_an_address_of_the_network_is_a_warning(
-    serve: Serve, manifest: IndexManifest, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def warnings() -> int:
-        return sum(record.levelname == "WARNING" for record in caplog.records)
-
-    serve(host="127.0.0.1")
-    serve(host="localhost")
-    serve(host="0.0.0.0", api_keys=SecretStr(SEARCH_KEY))
-    assert warnings() == 0
-    serve(host="0.0.0.0")
-    assert warnings() == 1
+    warn_of_settings(Settings(host="127.0.0.1"))
+    warn_of_settings(Settings(host="localhost"))
+    warn_of_settings(Settings(host="0.0.0.0", api_keys=SecretStr(SEARCH_KEY)))
+    warn_of_settings(Settings(host="0.0.0.0", api_keys_file=Path("keys")))
+    assert caplog.records == []
+    warn_of_settings(Settings(host="0.0.0.0"))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]

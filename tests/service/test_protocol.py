@@ -391,14 +391,14 @@ def test_a_client_that_reads_nothing_is_cut_off() -> None:
     async def test(server: Server) -> None:
         client = await server.connect()
         await client.send(GET.replace(b"/", b"/large", 1) + b"\r\n")
-        await until(lambda: server.connections.unsent > 0)
-        assert server.connections.unsent >= LARGE
+        await until(lambda: server.connections.unsent.own > 0)
+        assert server.connections.unsent.own >= LARGE
         server.after(9)
         assert len(server.connections) == 1
         server.after(11)
         assert server.ended("send") == 1
         assert await server.app.ended.get() == "answered"
-        assert server.connections.unsent == 0
+        assert server.connections.unsent.own == 0
         assert await client.closed()
 
     run(test)
@@ -412,11 +412,11 @@ def test_a_slow_client_keeps_its_connection_while_it_reads() -> None:
         left = LARGE
         while left:
             left -= len(await client.reader.read(1 << 20))
-            if server.connections.unsent and left > LARGE // 2:
+            if server.connections.unsent.own and left > LARGE // 2:
                 # Eight more seconds since the client has taken something.
                 server.after(8)
         assert await server.app.ended.get() == "answered"
-        assert server.connections.unsent == 0
+        assert server.connections.unsent.own == 0
         assert (await client.request(GET + b"\r\n"))[0] == 200
 
     run(test)
@@ -432,7 +432,7 @@ def test_unsent_bytes_are_limited() -> None:
             await client.send(GET.replace(b"/", b"/large", 1) + b"\r\n")
             await server.app.entered.wait()
         await until(lambda: server.ended("unsent") == 2)
-        assert server.connections.unsent < 3 * LARGE
+        assert server.connections.unsent.own < 3 * LARGE
         assert [await client.closed() for client in clients[:2]] == [True, True]
         status, _, content = await clients[3].answer()
         assert (status, len(content)) == (200, LARGE)

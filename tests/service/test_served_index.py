@@ -459,12 +459,12 @@ def test_the_event_loop_runs_while_the_service_ends_during_a_reload(
     client = serve()
     served_index = client.app.state.service.engine.served  # type: ignore[attr-defined]
 
-    def load() -> Any:
+    def load(_: Path) -> Any:
         started.set()
         assert release.wait(30)
         raise RuntimeError("abandoned")
 
-    monkeypatch.setattr(served_index, "_load_active", load)
+    monkeypatch.setattr(served_index, "_open", load)
 
     async def end_during_a_reload() -> None:
         reloading = asyncio.ensure_future(served_index.reload())

@@ -14,9 +14,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from core.errors import CareError
+from service.http.listener import Listener
 from service.limits import Limits
 from service.observe.metrics import Metrics
-from service.server import DrainingServer, Listener, make_connections
+from service.server import DrainingServer, make_connections
 from service.settings import Settings
 from tests.errors import raises
 
@@ -62,14 +63,17 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from fastapi import FastAPI
 from service import server
-from service.limits import Limits
+from service.limits import Limits, Usages
 from service.observe.metrics import Metrics
 from service.settings import Settings
 
 app, pool = FastAPI(), ThreadPoolExecutor(1)
 idle = lambda: None
 limits = Limits.of(Settings())
-engine = SimpleNamespace(drain=idle, stop=idle, limits=limits, metrics=Metrics())
+settings = Settings(port=0)
+engine = SimpleNamespace(
+    drain=idle, stop=idle, limits=limits, usages=Usages(), metrics=Metrics(), settings=settings
+)
 app.state.service = SimpleNamespace(engine=engine)
 
 def work():
@@ -82,7 +86,7 @@ async def busy():
 
 server.create_app = lambda settings: app
 server._END_CONNECTIONS, server._CANCEL_REQUESTS, server._END_PROCESS = 0.1, 1, 2
-server.serve(Settings(port=0))
+server.serve(settings, lambda url: print(url, flush=True))
 """
 
 
@@ -113,7 +117,8 @@ class Drained:
         connections = make_connections(
             Settings(), replace(Limits.of(Settings()), connections=8), Metrics()
         )
-        end = "serving\n", threading.Timer(0, lambda: None)
+        ready = lambda: sys.stdout.write("serving\n")  # noqa: E731
+        end = ready, threading.Timer(0, lambda: None)
         self.server = DrainingServer(config, connections, self._drain, drain_seconds, *end)
 
     def _drain(self) -> None:

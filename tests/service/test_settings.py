@@ -53,6 +53,7 @@ VALUES = [
     ("MAX_RERANK", "60", 60),
     ("TIMEOUT_MS", "11", 11),
     ("MAX_REQUESTS", "12", 12),
+    ("WORKERS", "3", 3),
     ("REDIS_TIMEOUT_MS", "13", 13),
     ("CACHE_TTL_SECONDS", "14", 14),
     ("CACHE_SECRET", "long", SecretStr("long")),
@@ -89,6 +90,9 @@ def test_every_setting_is_tested_and_has_a_description() -> None:
 
 def test_threads_default_to_the_available_processors() -> None:
     assert Settings().threads == available_cpus()
+    assert Settings(workers=2).threads == max(1, available_cpus() // 2)
+    assert Settings(workers=1000).threads == 1
+    assert Settings(workers=2, threads=7).threads == 7
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_an_index_that_can_be_served_is_ok(build_version: Builder) -> None:
     version = build_version(make_records(20)).version
     found = findings()
     assert {finding.status for finding in found.values()} == {"ok"}
-    assert found.keys() == {"settings", "pair", "index", "port"}
+    assert found.keys() == {"settings", "workers", "pair", "index", "port"}
     assert version in found["index"].message
 
 

@@ -1,0 +1,64 @@
+"""The socket on which a process accepts connections."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from core.errors import CareError
+
+
+class Listener:
+    """A socket that is bound at once and listens later, when the index is loaded.
+
+    Two processes can bind one address, but only one can listen on it, unless it is shared.
+
+    Args:
+        host: Address.
+        port: Port; 0 takes a free one.
+        shared: Whether several sockets listen on the port; the kernel spreads connections.
+
+    Raises:
+        CareError: If the address is not available.
+    """
+
+    def __init__(self, host: str, port: int, *, shared: bool = False) -> None:
+        self._address = host, port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.socket = socket.socket(family, socket.SOCK_STREAM)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        with self._usable():
+            self.socket.bind(self._address)
+
+    @classmethod
+    def of(cls, descriptor: int) -> "Listener":
+        """Returns the listener of a bound socket that another process has made."""
+        listener = cls.__new__(cls)
+        listener.socket = socket.socket(fileno=descriptor)
+        host, port = listener.socket.getsockname()[:2]
+        listener._address = host, port
+        return listener
+
+    def listen(self, backlog: int) -> str:
+        """Starts to listen; connections wait in the backlog. Returns the URL.
+
+        Raises:
+            CareError: If the address is not available.
+        """
+        with self._usable():
+            self.socket.listen(backlog)
+        host, port = self.socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.socket.close()
+            host, port = self._address
+            message = f"is not available ({error.strerror}): set another CARE_HOST or CARE_PORT"
+            raise CareError(
+                f"{host}:{port} {message}", code="address_unavailable", host=host, port=port
+            ) from error

@@ -1,0 +1,443 @@
+"""The supervisor: starts workers, lets all serve one version, and replaces those that end."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from core.errors import CareError, IndexVersionError
+from core.machine import available_cpus, available_memory
+from core.manifest import IndexManifest
+from core.versions import IndexFolder, opening, read_manifest, verify_files
+from search.version_files import VersionFiles
+from service.http.listener import Listener
+from service.observe.logs import configure_logs
+from service.pipeline.served_index import ServedIndex, open_store
+from service.settings import Settings, warn_of_settings
+from service.workers.memory import SharedMemory
+from service.workers.messages import (
+    Abort,
+    Activate,
+    Activated,
+    Failed,
+    Prepare,
+    Prepared,
+    Reload,
+    Reloaded,
+    Serving,
+    Started,
+    ToSupervisor,
+    ToWorker,
+    sendable,
+)
+
+_LOG = logging.getLogger("care.service")
+# A worker whose event loop has not run for this long is stuck, and is replaced [s].
+_SILENCE = 10.0
+_LOOK_EVERY = 1.0
+# How long a worker may take to switch to a version that it has opened [s].
+_SWITCH = 2.0
+# Starts of one worker that fail, one after another, before the service ends.
+_STARTS = 3
+# The import of model libraries takes minutes if their files are not in the page cache [s].
+_START = 180.0
+# Workers end within 9 s after their drain time, or are killed [s].
+_END = 12.0
+# Memory of a worker of care-mini besides the files of the index, which all workers share [bytes].
+_WORKER_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A version whose files are verified, and which all workers have open.
+
+    Attributes:
+        files: The files before they were verified.
+        manifest: The manifest.
+    """
+
+    files: VersionFiles
+    manifest: IndexManifest
+
+
+class _Worker:
+    """A worker process.
+
+    Args:
+        number: Its place among the workers.
+        process: The process.
+        connection: To the worker.
+
+    Attributes:
+        started: Done when it has loaded all but a version, or has ended.
+        serving: The URL, once it accepts connections; or why it ended before.
+        gone: Done when the process has ended.
+        failure: Why it ended, if it has.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        process: "subprocess.Popen[bytes]",
+        connection: "Connection[ToWorker, ToSupervisor]",
+    ) -> None:
+        self.number, self.process, self.connection = number, process, connection
+        loop = asyncio.get_running_loop()
+        self.started: asyncio.Future[None] = loop.create_future()
+        self.serving: asyncio.Future[str] = loop.create_future()
+        self.gone: asyncio.Future[None] = loop.create_future()
+        self.failure: Exception | None = None
+        self._asking = asyncio.Lock()
+        self._answer: asyncio.Future[Exception | None] | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether it accepts connections."""
+        return self.serving.done() and not self.gone.done()
+
+    async def ask(self, message: ToWorker) -> Exception | None:
+        """Sends a message, waits until it is done, and returns the error if it failed."""
+        async with self._asking:
+            if self.gone.done():
+                return self.failure
+            self._answer = asyncio.get_running_loop().create_future()
+            self.send(message)
+            return await self._answer
+
+    def send(self, message: ToWorker) -> None:
+        """Sends a message, unless the worker has ended."""
+        with suppress(OSError):
+            self.connection.send(message)
+
+    def answered(self, error: Exception | None) -> None:
+        """Notes that what the worker was asked for is done, or why not."""
+        if self._answer and not self._answer.done():
+            self._answer.set_result(error)
+
+    def ended(self, status: int) -> None:
+        """Notes that the process has ended."""
+        if self.failure is None:
+            how = f"by signal {-status}" if status < 0 else f"with status {status}"
+            self.failure = IndexVersionError(f"a worker ended {how}", code="worker_ended")
+        self.gone.set_result(None)
+        self.answered(self.failure)
+        if not self.started.done():
+            self.started.set_result(None)
+        if not self.serving.done():
+            self.serving.set_exception(self.failure)
+            self.serving.exception()  # not every start is waited for
+        self.connection.close()
+
+
+def choose_workers(settings: Settings) -> tuple[int, str]:
+    """Returns how many workers are to serve, and why."""
+    if settings.workers:
+        return settings.workers, "as set"
+    if settings.provider != "cpu" or settings.faiss_device != "cpu":
+        return 1, "the encoder or FAISS runs on a GPU"
+    processors = available_cpus()
+    memory = available_memory() // 2 // _WORKER_BYTES
+    if memory < processors:
+        return max(1, memory), "half of the memory has room for as many"
+    return processors, "one for each processor"
+
+
+def supervise(
+    settings: Settings, workers: int, reason: str, announce: Callable[[str], None]
+) -> None:
+    """Runs the service in several worker processes until SIGINT or SIGTERM.
+
+    Args:
+        settings: The settings of the service.
+        workers: The number of workers.
+        reason: Why as many, for the log.
+        announce: Called with the URL once all workers serve.
+
+    Raises:
+        CareError: If a setting is wrong, the index cannot be loaded, or a worker cannot start.
+    """
+    configure_logs(settings.log_level)
+    # No other service may listen on the port, not even one that would share it.
+    alone = Listener(settings.host, settings.port)
+    port = alone.socket.getsockname()[1]
+    alone.socket.close()
+    warn_of_settings(settings)
+    listeners = [Listener(settings.host, port, shared=True) for _ in range(workers)]
+    asyncio.run(_Supervisor(settings, listeners, reason, announce).run())
+
+
+class _Supervisor:
+    """Owns the sockets, the workers, and the version that they serve.
+
+    All methods but `_open` and `_follow` must be called on the event loop.
+    """
+
+    _served: ServedIndex[Verified]
+
+    def __init__(
+        self,
+        settings: Settings,
+        listeners: list[Listener],
+        reason: str,
+        announce: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._listeners = listeners
+        self._reason = reason
+        self._announce = announce
+        self._memory = SharedMemory.create(len(listeners))
+        self._memory.start()
+        self._metrics = self._memory.metrics()
+        self._workers: dict[int, _Worker] = {}
+        self._all_serve = self._ending = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._switching: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Serves until a signal.
+
+        Raises:
+            CareError: If the service cannot start, or a worker cannot be replaced.
+        """
+        self._loop = loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[None] = loop.create_future()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._pass_on, number)
+        try:
+            for i in range(len(self._listeners)):
+                self._start(i)
+            self._spawn(self._serve())
+            await self._end
+        finally:
+            self._ending = True
+            for task in self._tasks:
+                task.cancel()
+            await self._end_workers()
+
+    async def _serve(self) -> None:
+        """Loads the index, lets the workers serve it, and watches both."""
+        folder = IndexFolder(self._settings.indexes, self._settings.index)
+        store = open_store(self._settings)
+        active = partial(store.active_version, folder)
+        load = partial(ServedIndex, folder, active, self._open, self._metrics)
+        workers = list(self._workers.values())
+        try:
+            self._served = await self._loop.run_in_executor(None, load)
+        except CareError:
+            # What a worker finds first, one process alone would find first: wrong settings.
+            await asyncio.wait([worker.started for worker in workers])
+            raise
+        await self._activate(workers)
+        urls = [await worker.serving for worker in workers]
+        self._served.on_change = self._switch
+        self._all_serve = True
+        self._look()
+        fields = {"threads": self._settings.threads, "workers": len(workers)}
+        _LOG.info("workers serve", extra={"fields": fields | {"reason": self._reason}})
+        self._announce(urls[0])
+        self._spawn(self._served.watch(self._settings.watch_seconds))
+        while True:
+            await asyncio.sleep(_LOOK_EVERY)
+            self._look()
+
+    def _look(self) -> None:
+        """Shows the state of the service, and kills workers that are stuck."""
+        serving = [worker for worker in self._workers.values() if worker.serves]
+        self._metrics.workers.set(len(serving))
+        self._memory.fallback = not self._served.is_active
+        for worker in serving:
+            if (silence := self._memory.silence(worker.number)) > _SILENCE:
+                self._kill(worker, f"its event loop has not run for {silence:.0f} s")
+
+    def _kill(self, worker: _Worker, reason: str) -> None:
+        fields = {"code": "worker_stuck", "worker": worker.number, "reason": reason}
+        _LOG.error("a worker is stuck and is killed", extra={"fields": fields})
+        worker.process.kill()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends the service with an error."""
+        if not self._end.done():
+            self._end.set_exception(error)
+
+    # Workers
+
+    def _start(self, number: int) -> _Worker:
+        ours, theirs = Pipe()
+        socket = self._listeners[number].socket
+        passed = self._memory.file, socket.fileno(), theirs.fileno()
+        arguments = number, len(self._listeners), *passed, os.getpid()
+        command = [sys.executable, "-m", "service.workers.worker", *map(str, arguments)]
+        # Ctrl-C reaches all processes of a terminal's group. Workers are in groups of their own,
+        # because they get the signal from the supervisor.
+        process = subprocess.Popen(command, pass_fds=passed, process_group=0)
+        theirs.close()
+        worker = self._workers[number] = _Worker(number, process, ours)
+        Thread(target=self._follow, args=[worker], daemon=True).start()
+        return worker
+
+    def _follow(self, worker: _Worker) -> None:
+        """Passes what a worker says to the event loop until it ends; runs in a thread."""
+        with suppress(RuntimeError):  # the event loop has ended
+            with suppress(EOFError, OSError):
+                while True:
+                    message = worker.connection.recv()
+                    self._loop.call_soon_threadsafe(self._received, worker, message)
+            status = worker.process.wait()
+            self._loop.call_soon_threadsafe(self._ended, worker, status)
+
+    def _received(self, worker: _Worker, message: ToSupervisor) -> None:
+        match message:
+            case Started():
+                worker.started.set_result(None)
+            case Prepared(error):
+                worker.answered(error)
+            case Activated():
+                worker.answered(None)
+            case Serving(url):
+                worker.serving.set_result(url)
+            case Failed(error):
+                worker.failure = error
+            case Reload(request):
+                self._spawn(self._reload(worker, request))
+
+    def _ended(self, worker: _Worker, status: int) -> None:
+        served = worker.serves
+        worker.ended(status)
+        self._memory.forget(worker.number)
+        if self._ending:
+            return
+        if not self._all_serve:
+            assert worker.failure
+            self._fail(worker.failure)
+            return
+        fields = {"code": "worker_ended", "worker": worker.number, "reason": str(worker.failure)}
+        _LOG.error("a worker ended", extra={"fields": fields})
+        if served:
+            self._metrics.worker_replacements.inc()
+            self._spawn(self._replace(worker.number))
+
+    async def _replace(self, number: int) -> None:
+        """Starts a worker in the place of one that has ended."""
+        failure: Exception | None = None
+        for attempt in range(_STARTS):
+            await asyncio.sleep(attempt)
+            # What ended the worker may be a damaged file.
+            await self._served.reload_if_changed()
+            worker = self._start(number)
+            async with self._served.switching:
+                failure = await self._bring_up(worker)
+            if not failure:
+                return
+            worker.process.kill()
+            await worker.gone
+        message = f"a worker cannot be replaced: {failure}"
+        raise CareError(message, code="worker_failed") from failure
+
+    async def _bring_up(self, worker: _Worker) -> Exception | None:
+        """Lets a new worker serve what the others serve; returns why it does not."""
+        try:
+            async with asyncio.timeout(_START):
+                served = Prepare(self._served.index.files.folder)
+                for step in (served, Activate()):
+                    if failure := await worker.ask(step):
+                        return failure
+                await worker.serving
+        except TimeoutError:
+            return CareError(f"it did not serve within {_START:.0f} s", code="server_not_ready")
+        except CareError as error:  # the worker has ended
+            return error
+        return None
+
+    def _pass_on(self, number: int) -> None:
+        """Passes a signal on to the workers; from the first one on, the service ends."""
+        self._ending = True
+        for worker in self._workers.values():
+            if not worker.gone.done():
+                worker.process.send_signal(number)
+        if not self._end.done():
+            self._end.set_result(None)
+
+    async def _end_workers(self) -> None:
+        """Waits until all workers have ended, and kills those that take too long."""
+        workers = [worker for worker in self._workers.values() if not worker.gone.done()]
+        if self._end.done() and self._end.exception():
+            for worker in workers:
+                worker.process.terminate()
+        gone = [worker.gone for worker in workers]
+        if gone:
+            await asyncio.wait(gone, timeout=self._settings.drain_seconds + _END)
+        for worker in workers:
+            if not worker.gone.done():
+                self._kill(worker, "it does not end")
+
+    # Versions
+
+    def _open(self, folder: Path) -> Verified:
+        """Verifies the version in a folder once, and lets all workers open it; for a thread.
+
+        Raises:
+            IndexVersionError: If a check fails, or a worker cannot open it.
+        """
+        files = VersionFiles.of(folder)
+        with opening(folder):
+            manifest = read_manifest(folder)
+            verify_files(folder, manifest)
+        asyncio.run_coroutine_threadsafe(self._prepare(folder), self._loop).result()
+        return Verified(files, manifest)
+
+    async def _prepare(self, folder: Path) -> None:
+        # At the start no worker serves yet; later, one that starts opens what is served by then.
+        workers = [w for w in self._workers.values() if w.serves or not self._all_serve]
+        errors = await asyncio.gather(*(worker.ask(Prepare(folder)) for worker in workers))
+        if error := next(filter(None, errors), None):
+            for worker in workers:
+                worker.send(Abort())
+            raise error
+
+    def _switch(self, _: Verified) -> None:
+        serving = [worker for worker in self._workers.values() if worker.serves]
+        self._switching = self._spawn(self._activate(serving))
+
+    async def _activate(self, workers: Iterable[_Worker]) -> None:
+        await asyncio.gather(*map(self._activate_one, workers))
+
+    async def _activate_one(self, worker: _Worker) -> None:
+        try:
+            async with asyncio.timeout(_SWITCH):
+                await worker.ask(Activate())
+        except TimeoutError:
+            self._kill(worker, "it does not serve a version that it has opened")
+
+    async def _reload(self, worker: _Worker, request: int) -> None:
+        """Loads the active version, and tells the worker that asked for it."""
+        error = None
+        try:
+            await self._served.reload()
+        except Exception as failure:
+            error = sendable(failure)
+        if self._switching:
+            await asyncio.wait({self._switching})
+        self._memory.fallback = not self._served.is_active
+        worker.send(Reloaded(request, error))

@@ -1,0 +1,239 @@
+"""A worker: a process that serves the versions which its supervisor names."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from core.errors import CareError
+from search.snapshot import Snapshot
+from service.app import Shared, create_app
+from service.http.listener import Listener
+from service.observe.metrics import Metrics
+from service.server import run, set_up_process
+from service.settings import read_settings
+from service.workers.memory import SharedMemory
+from service.workers.messages import (
+    Abort,
+    Activate,
+    Activated,
+    Failed,
+    Prepare,
+    Prepared,
+    Reload,
+    Reloaded,
+    Serving,
+    Started,
+    ToSupervisor,
+    ToWorker,
+    sendable,
+)
+from stores.faiss.search import limit_threads
+
+# How often a worker shows that its event loop runs [s].
+BEAT = 0.5
+_PR_SET_PDEATHSIG = 1
+
+OpenVersion = Callable[..., Snapshot]
+
+
+class Supervision:
+    """The supervisor, as a worker sees it.
+
+    Args:
+        memory: The memory of the service.
+        connection: To the supervisor.
+    """
+
+    def __init__(
+        self, memory: SharedMemory, connection: "Connection[ToSupervisor, ToWorker]"
+    ) -> None:
+        self.memory = memory
+        self.metrics: Metrics = memory.metrics()
+        self._connection = connection
+        self._sending = threading.Lock()
+
+    def send(self, message: ToSupervisor) -> None:
+        """Sends a message."""
+        with self._sending:
+            self._connection.send(message)
+
+    def receive(self) -> ToWorker:
+        """Waits for a message.
+
+        Raises:
+            EOFError: If the supervisor has ended.
+        """
+        return self._connection.recv()
+
+    async def beat(self) -> None:
+        """Shows that the event loop runs, and what the gauges follow, until it is cancelled."""
+        while True:
+            self.metrics.update()
+            self.memory.beat()
+            await asyncio.sleep(BEAT)
+
+    def shared(self) -> Shared:
+        """Returns what this worker shares with the others."""
+        memory = self.memory
+        return Shared(
+            is_first=memory.worker == 0,
+            metrics=self.metrics,
+            usages=memory.usages,
+            buckets=memory.buckets,
+            serve=partial(SupervisedIndex, self),
+            beat=self.beat,
+        )
+
+
+class SupervisedIndex:
+    """The version that all workers serve: the supervisor says which, and when.
+
+    It waits for the first one.
+
+    Args:
+        supervision: The supervisor.
+        open_version: Opens the version in a folder.
+
+    Attributes:
+        index: The version.
+        on_change: Called in the event loop after another version is served.
+    """
+
+    def __init__(self, supervision: Supervision, open_version: OpenVersion) -> None:
+        self._supervision = supervision
+        self._open = open_version
+        self._opened: Snapshot | None = None
+        self._numbers = count()
+        self._reloads: dict[int, asyncio.Future[None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.on_change: Callable[[Snapshot], None] = lambda _: None
+        self.index: Snapshot
+        self._first = threading.Event()
+        supervision.send(Started())
+        threading.Thread(target=self._follow, name="supervision", daemon=True).start()
+        self._first.wait()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the active version is served; false if it could not be loaded."""
+        return not self._supervision.memory.fallback
+
+    async def reload(self) -> Snapshot:
+        """Lets all workers serve the active version.
+
+        Raises:
+            CareError: If one of them cannot; then all go on with the one before.
+        """
+        number = next(self._numbers)
+        self._reloads[number] = reloaded = asyncio.get_running_loop().create_future()
+        try:
+            self._supervision.send(Reload(number))
+            await reloaded
+        finally:
+            del self._reloads[number]
+        return self.index
+
+    async def watch(self, every: float) -> None:
+        """Lets the supervisor find the event loop; it is the supervisor that watches the index."""
+        self._loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        """Does nothing: the thread that follows the supervisor ends with the process."""
+
+    def _follow(self) -> None:
+        """Does what the supervisor says until it ends, which ends this process."""
+        limit_threads()
+        while True:
+            try:
+                message = self._supervision.receive()
+            except (EOFError, OSError):
+                os._exit(1)
+            match message:
+                case Prepare(folder):
+                    self._supervision.send(self._prepare(folder))
+                case Abort():
+                    self._opened = None
+                case Activate():
+                    self._activate()
+                    self._supervision.send(Activated())
+                case Reloaded(number, error):
+                    self._on_loop(self._answer, number, error)
+
+    def _prepare(self, folder: Path) -> Prepared:
+        try:
+            self._opened = self._open(folder, verified=True)
+        except Exception as error:
+            return Prepared(sendable(error))
+        return Prepared()
+
+    def _activate(self) -> None:
+        opened, self._opened = self._opened, None
+        assert opened
+        if not self._first.is_set():
+            self.index = opened
+            self._first.set()
+            return
+        # Files that are closed block the event loop, so this thread holds the old version longer.
+        old = self.index
+        self._on_loop(self._switch, opened)
+        del old
+
+    def _switch(self, opened: Snapshot) -> None:
+        self.index = opened
+        self.on_change(opened)
+
+    def _answer(self, number: int, error: Exception | None) -> None:
+        reloaded = self._reloads.get(number)
+        if reloaded and not reloaded.done():
+            reloaded.set_exception(error) if error else reloaded.set_result(None)
+
+    def _on_loop(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Calls a function in the event loop, or here before there is one, and waits for it."""
+        if self._loop is None:
+            work(*arguments)
+            return
+        done = threading.Event()
+
+        def call() -> None:
+            try:
+                work(*arguments)
+            finally:
+                done.set()
+
+        with suppress(RuntimeError):  # the event loop has ended
+            self._loop.call_soon_threadsafe(call)
+            done.wait()
+
+
+def main(worker: int, workers: int, memory: int, socket: int, connection: int, parent: int) -> None:
+    """Runs a worker: its number, that of all, three descriptors and the id of its parent."""
+    # The kernel ends this process when the supervisor ends, however that is.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+    settings = read_settings()
+    set_up_process(settings)
+    shared = SharedMemory(memory, workers, worker)
+    shared.start()
+    supervision = Supervision(shared, Connection(connection))
+    try:
+        app = create_app(settings, shared=supervision.shared())
+        listener = Listener.of(socket)
+        run(app, listener, lambda url: supervision.send(Serving(url)))
+    except CareError as error:
+        supervision.send(Failed(error))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
