@@ -7,6 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
+from core.machine import available_cpus
 from loadtest.traffic import SAMPLE
 
 
@@ -28,6 +29,16 @@ class ServiceOptions:
             help="Trained or registered pair, or path of a pair's .toml file.",
         ),
     ] = DEFAULT_PAIR
+    workers: Annotated[
+        int,
+        Option(
+            min=1,
+            envvar="CARE_WORKERS",
+            metavar="N",
+            help="Workers of the service.",
+            show_default="one for each processor",
+        ),
+    ] = available_cpus()
     queries: Annotated[Path, Option(metavar="FILE", help="JSONL of queries with text.")] = SAMPLE
     out: Annotated[Path, Option(metavar="FOLDER", help="Folder of results.")] = Path(
         "loadtest/results"

@@ -145,13 +145,18 @@ def loop(
 
 
 def fastapi(options: ServiceOptions) -> dict[str, Any]:
-    """Compares hits in the in-process cache with an application that returns the same hits."""
+    """Compares hits in the in-process cache with an application that returns the same hits.
+
+    It runs as many workers as the service.
+    """
     texts = read_texts(options.queries)[:_CACHED]
     requests, seconds = bodies(texts, options.top_k), max(1, options.seconds // 2)
     with bench_service(options) as server, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "hits.jsonl"
-        write_jsonl(path, _fill_cache(server, requests))
-        with peer_server("fastapi", Path(sys.executable), {"BENCH_DOCUMENTS": str(path)}) as plain:
+        write_jsonl(path, _fill_cache(server, requests, options.workers))
+        given = {"BENCH_DOCUMENTS": str(path)}
+        python = Path(sys.executable)
+        with peer_server("fastapi", python, given, workers=options.workers) as plain:
 
             def measure_round(clients: int) -> dict[str, Any]:
                 found = [drive(s.url, requests, clients, seconds) for s in (server, plain)]
@@ -175,14 +180,17 @@ def fastapi(options: ServiceOptions) -> dict[str, Any]:
     return {"figures": figures, "rounds": [entry for found in rounds.values() for entry in found]}
 
 
-def _fill_cache(server: Server, requests: Sequence[str]) -> list[dict[str, Any]]:
+def _fill_cache(server: Server, requests: Sequence[str], workers: int) -> list[dict[str, Any]]:
     """Sends questions until they are cached; returns the hits of the first one.
 
     Raises:
         CareError: If a repeated question is not served from the cache.
     """
-    for _ in range(2):
-        answers = [server.post("/search", json.loads(body)) for body in requests]
+    # Each worker has a cache, and gets some of the requests.
+    for _ in range(1 if workers == 1 else 8 * workers):
+        for body in requests:
+            server.post("/search", json.loads(body))
+    answers = [server.post("/search", json.loads(body)) for body in requests]
     if missed := sum(not answer["cached"] for answer in answers):
         message = f"{missed} of {len(answers)} repeated questions were not served from the cache"
         raise CareError(message, code="not_cached", missed=missed)

@@ -26,13 +26,18 @@ from service.observe.metrics import SHARED_SECONDS
 @contextmanager
 def bench_service(options: ServiceOptions, **settings: str) -> Iterator["Server"]:
     """Runs the service with the index; `settings` are CARE_* variables without the prefix."""
+    settings = {"WORKERS": str(options.workers)} | settings
     with running_service(options.indexes, options.index, options.pair, **settings) as server:
         yield Server(server)
 
 
 @contextmanager
 def peer_server(
-    name: str, python: Path, variables: Mapping[str, str], folder: Path | None = None
+    name: str,
+    python: Path,
+    variables: Mapping[str, str],
+    folder: Path | None = None,
+    workers: int = 1,
 ) -> Iterator["Server"]:
     """Runs an application of `baselines/app.py` with uvicorn.
 
@@ -41,12 +46,14 @@ def peer_server(
         python: The Python of its environment.
         variables: Environment variables, besides those of this process.
         folder: Its working directory.
+        workers: Its processes.
     """
     port = free_port()
     command = [
         *(str(python.absolute()), "-m", "uvicorn", "app:app"),
         *("--app-dir", str(Path(__file__).with_name("baselines"))),
         *("--port", str(port), "--log-level", "warning", "--no-access-log"),
+        *("--workers", str(workers)),
     ]
     url, environment = f"http://127.0.0.1:{port}", os.environ | variables | {"BENCH_PEER": name}
     with running_server(
@@ -56,19 +63,22 @@ def peer_server(
 
 
 class Server:
-    """A running server: sends requests and measures the resources of its process."""
+    """A running server: sends requests and measures the resources of its processes."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.url = server.url
         self.process = psutil.Process(server.process.pid)
 
     def rss(self) -> int:
-        """Returns the resident memory [bytes]."""
-        return int(self.process.memory_info().rss)
+        """Returns the memory [bytes]; of a shared page each process has an equal part (PSS)."""
+        return sum(int(process.memory_full_info().pss) for process in self._processes())
 
     def cpu(self) -> float:
         """Returns the CPU seconds used so far."""
-        return float(sum(self.process.cpu_times()[:2]))
+        return float(sum(sum(process.cpu_times()[:2]) for process in self._processes()))
+
+    def _processes(self) -> list[psutil.Process]:
+        return [self.process, *self.process.children(recursive=True)]
 
     def get(self, path: str) -> str:
         """Sends a GET; returns the body of the response."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import uvloop
 
 from core.errors import CareError
+from core.machine import available_cpus
 from loadtest.bench.options import ServiceOptions
 from loadtest.bench.processes import Server, bench_service, sampled
 from loadtest.bench.results import Scenario, figure, medians, repeat
@@ -66,6 +68,40 @@ def modes(options: ServiceOptions) -> dict[str, Any]:
     )
     name = "p50 that full text adds to a search, one client"
     return _result(rounds, figure(name, added, "<=", 2.0, "ms", note))
+
+
+def workers(options: ServiceOptions) -> dict[str, Any]:
+    """Compares several workers with one process that has as many threads as all of them."""
+    texts = read_texts(options.queries)
+    requests = {mode: bodies(texts, options.top_k, mode) for mode in ("dense", "hybrid", "lexical")}
+    one = replace(options, workers=1)
+    threads = str(available_cpus())
+    with (
+        bench_service(one, CACHE_ENTRIES="0", THREADS=threads) as alone,
+        bench_service(options, CACHE_ENTRIES="0") as together,
+    ):
+
+        def measure_round() -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            for mode, sent in requests.items():
+                rates = []
+                for server in (alone, together):
+                    drive(server.url, sent, options.connections, WARM_UP_SECONDS)
+                    load = drive(server.url, sent, options.connections, options.seconds)
+                    rates.append(load["qps"])
+                found |= {f"{mode}_one_qps": rates[0], f"{mode}_qps": rates[1]}
+                found[f"{mode}_ratio"] = rates[1] / rates[0]
+            return found
+
+        rounds = repeat(options.rounds, measure_round)
+        memory = {"one": alone.rss(), "together": together.rss()}
+    typical = medians(rounds)
+    figures = []
+    for mode, goal in (("dense", 1.0), ("hybrid", 1.3), ("lexical", 1.0)):
+        note = f"{typical[f'{mode}_qps']:.0f} ÷ {typical[f'{mode}_one_qps']:.0f} queries/s"
+        name = f"{mode}: {options.workers} workers ÷ one process"
+        figures.append(figure(name, typical[f"{mode}_ratio"], ">=", goal, note=note))
+    return _result(rounds, *figures) | {"memory_bytes": memory}
 
 
 def overload(options: ServiceOptions) -> dict[str, Any]:
@@ -157,4 +193,9 @@ def _result(rounds: list[dict[str, Any]], *figures: dict[str, Any]) -> dict[str,
     return {"figures": list(figures), "medians": medians(rounds), "rounds": rounds}
 
 
-SCENARIOS: Mapping[str, Scenario] = {"modes": modes, "overload": overload, "overflow": overflow}
+SCENARIOS: Mapping[str, Scenario] = {
+    "modes": modes,
+    "workers": workers,
+    "overload": overload,
+    "overflow": overflow,
+}
