@@ -30,6 +30,7 @@ from service.limits import AnswerBudget, Usages
 from service.observe.logs import log_failure
 from service.observe.metrics import Metrics, RedisError
 from service.observe.tracing import Tracer, make_tracer
+from service.pipeline.cache import MemoryCache
 from service.pipeline.engine import Engine
 from service.pipeline.served_index import DAMAGE, Served, ServedIndex, open_store
 from service.routes.application import Application
@@ -55,6 +56,8 @@ class Shared:
         metrics: The metrics of this worker; their page is that of all.
         usages: What all take of their limits.
         buckets: The rates of API keys.
+        secret: Secret of the keys of caches, if the settings have none.
+        cache: Makes an empty memory cache, which knows what all have found.
         serve: Returns the version that all serve, which is opened by the function that it gets.
         beat: Shows that the event loop of this worker runs, until it is cancelled.
     """
@@ -63,6 +66,8 @@ class Shared:
     metrics: Metrics
     usages: Usages
     buckets: Buckets
+    secret: str
+    cache: Callable[[int, int], MemoryCache]
     serve: Callable[[Callable[..., Snapshot]], Served]
     beat: Callable[[], Coroutine[Any, Any, None]]
 
@@ -172,12 +177,15 @@ def build_engine(
     others = [overflow] if overflow else []
     opening = partial(open_version, encoder=encoder, store=store, others=others, pair=pair)
     served: Served
+    of_workers: dict[str, Any] = {}
     if shared:
-        served, usages = shared.serve(opening), shared.usages
+        served = shared.serve(opening)
+        of_workers = {"usages": shared.usages, "make_cache": shared.cache, "secret": shared.secret}
     else:
         active = partial(store.active_version, index)
-        served, usages = ServedIndex(index, active, opening, metrics), Usages()
-    return Engine(settings, served, pair, encoder, overflow, metrics, cache, reranker, usages)
+        served = ServedIndex(index, active, opening, metrics)
+    parts = pair, encoder, overflow, metrics, cache, reranker
+    return Engine(settings, served, *parts, **of_workers)
 
 
 def build_app(

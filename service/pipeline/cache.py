@@ -2,15 +2,45 @@
 
 import hashlib
 import json
+import math
+import struct
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+
+import numpy as np
 
 from core.encoders import EncoderSpec, Pair
 from core.types import Conjunction, Query
 from search.hits import CacheEntry
 
 _QUERY_FIELDS = [field.name for field in fields(Query)]
+
+
+FORMAT = 3
+_HEADER = struct.Struct("<BId")
+_SCORE = np.dtype("<f4")
+_ROW = np.dtype("<i8")
+
+
+def packed(entry: CacheEntry) -> bytes:
+    """Returns an entry as bytes.
+
+    These are the format (1 byte), the number m of rows (4 bytes), the answerable score (float64,
+    NaN for none), the scores (float32 [m]) and the rows (int64 [m]), all little-endian.
+    """
+    scores, rows = entry.rows[0].astype(_SCORE), entry.rows[1].astype(_ROW)
+    answerable = math.nan if entry.answerable is None else entry.answerable
+    return _HEADER.pack(FORMAT, len(rows), answerable) + scores.tobytes() + rows.tobytes()
+
+
+def unpacked(value: bytes) -> CacheEntry:
+    """Returns the entry of bytes that `packed` has returned."""
+    _, m, answerable = _HEADER.unpack_from(value)
+    # Copies: views of the bytes would be unaligned and read-only.
+    scores = np.frombuffer(value, _SCORE, m, _HEADER.size).astype(np.float32)
+    rows = np.frombuffer(value, _ROW, m, _HEADER.size + scores.nbytes).astype(np.int64)
+    return CacheEntry((scores, rows), None if math.isnan(answerable) else answerable)
 
 
 class QueryKeys:

@@ -78,6 +78,8 @@ class Engine:
         redis: The cache in Redis, if configured; the engine closes it.
         reranker: The server that reranks, if configured; the engine closes it.
         usages: What all workers take of their limits.
+        make_cache: Makes an empty memory cache.
+        secret: Secret of the keys of caches, if the settings have none; by default a new one.
 
     Attributes:
         settings: The settings of the service.
@@ -99,6 +101,8 @@ class Engine:
         redis: "RedisCache | None" = None,
         reranker: "RerankServer | None" = None,
         usages: Usages | None = None,
+        make_cache: Callable[[int, int], MemoryCache] = MemoryCache,
+        secret: str = "",
     ) -> None:
         self.usages = usages = usages or Usages()
         self.settings = settings
@@ -113,7 +117,8 @@ class Engine:
             settings.rerank_hits,
             server=reranker is not None,
         )
-        secret = plain(settings.cache_secret) or secrets.token_hex(32)
+        self._make_cache = make_cache
+        secret = plain(settings.cache_secret) or secret or secrets.token_hex(32)
         server = (
             plain(settings.rerank_url),
             settings.rerank_model,
@@ -328,7 +333,7 @@ class Engine:
         self._show(index)
 
     def _empty_cache(self) -> MemoryCache:
-        return MemoryCache(self.limits.cache_entries, self.limits.cache_bytes)
+        return self._make_cache(self.limits.cache_entries, self.limits.cache_bytes)
 
     def _show(self, index: Snapshot) -> None:
         self.metrics.show_index(index.manifest, self.pair)

@@ -3,13 +3,10 @@
 import asyncio
 import hashlib
 import hmac
-import math
-import struct
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import numpy as np
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.connection import parse_url
 from redis.exceptions import RedisError, ResponseError
@@ -19,14 +16,11 @@ from core.breaker import Breaker, UnavailableError
 from core.errors import CareError
 from search.hits import CacheEntry
 from service.observe.metrics import RedisError as ErrorKind
+from service.pipeline.cache import FORMAT, packed, unpacked
 
 T = TypeVar("T")
 
 _PREFIX = "care:query:"
-_FORMAT = 3
-_HEADER = struct.Struct("<BId")
-_SCORE = np.dtype("<f4")
-_ROW = np.dtype("<i8")
 _MAC_BYTES = 16
 
 
@@ -150,10 +144,8 @@ class RedisGuard:
 class RedisCache:
     """Cache of scored rows, shared by all processes with the same Redis and secret.
 
-    A value consists of its format (1 byte), the number m of rows (4 bytes), the answerable score
-    (float64, NaN for none), the scores (float32 [m]), the rows (int64 [m]), all little-endian, and
-    a keyed hash (16 bytes) of the key and all of these. A value without a valid hash is a miss and
-    reported to `on_error`.
+    A value consists of what `packed` returns and a keyed hash of it and the key (16 bytes). A value
+    without a valid hash is a miss and reported to `on_error`.
     """
 
     def __init__(self, guard: RedisGuard, secret: bytes, ttl_seconds: int) -> None:
@@ -178,10 +170,7 @@ class RedisCache:
 
     async def put(self, key: bytes, entry: CacheEntry) -> None:
         """Stores the entry of a key; failures of Redis are ignored."""
-        scores, rows = entry.rows[0].astype(_SCORE), entry.rows[1].astype(_ROW)
-        answerable = math.nan if entry.answerable is None else entry.answerable
-        header = _HEADER.pack(_FORMAT, len(rows), answerable)
-        payload = header + scores.tobytes() + rows.tobytes()
+        payload = packed(entry)
         name, value = _PREFIX + key.hex(), payload + self._mac(key, payload)
         with suppress(UnavailableError):
             await self._guard.write(lambda redis: redis.set(name, value, ex=self._ttl_seconds))
@@ -190,13 +179,11 @@ class RedisCache:
         if value is None:
             return None
         payload, mac = value[:-_MAC_BYTES], value[-_MAC_BYTES:]
-        if hmac.compare_digest(mac, self._mac(key, payload)) and payload[0] == _FORMAT:
-            _, m, answerable = _HEADER.unpack_from(payload)
-            # Copies: views of the bytes would be unaligned and read-only.
-            scores = np.frombuffer(payload, _SCORE, m, _HEADER.size).astype(np.float32)
-            rows = np.frombuffer(payload, _ROW, m, _HEADER.size + scores.nbytes).astype(np.int64)
-            if not m or (rows.min() >= 0 and rows.max() < count):
-                return CacheEntry((scores, rows), None if math.isnan(answerable) else answerable)
+        if hmac.compare_digest(mac, self._mac(key, payload)) and payload[0] == FORMAT:
+            entry = unpacked(payload)
+            rows = entry.rows[1]
+            if not len(rows) or (rows.min() >= 0 and rows.max() < count):
+                return entry
         self._guard.on_error("value")
         return None
 

@@ -1,4 +1,4 @@
-"""The memory that a supervisor and its workers share: usage of limits, rates, metrics and beats.
+"""The memory that a supervisor and its workers share: limits, rates, metrics, beats and a cache.
 
 It is a file without a name (memfd), which is gone with the last process that has it open. Each
 worker writes only numbers of its own, so no lock is needed, except for the rates of API keys. What
@@ -28,6 +28,7 @@ from prometheus_client.utils import floatToGoString
 from service.access.rate_limit import Buckets
 from service.limits import Usage, Usages
 from service.observe.metrics import Metrics
+from service.workers.cache import PLACE, SharedTable
 
 _WORD = 8  # all numbers are int64 or float64 [bytes]
 _NAMES = 1 << 15  # of API keys: more than a file of keys can have
@@ -44,34 +45,39 @@ class SharedMemory:
         file: The descriptor of the file.
         workers: The number of workers.
         worker: The number of this worker; the supervisor has the number `workers`.
+        entries: Queries in the cache.
     """
 
-    def __init__(self, file: int, workers: int, worker: int) -> None:
+    def __init__(self, file: int, workers: int, worker: int, entries: int = 0) -> None:
         self.file, self.workers, self.worker = file, workers, worker
-        self._memory = memoryview(mmap.mmap(file, self._size(workers)))
+        self._memory = memoryview(mmap.mmap(file, self._size(workers, entries)))
         numbers = self._memory[: self._numbers(workers) * _WORD].cast("q")
         of_workers = [numbers[i * workers : (i + 1) * workers] for i in range(len(_USAGES) + 1)]
         *self._usages, self._beats = of_workers
         used = len(of_workers) * workers
         self._processes = numbers[used : used + workers + 1]
-        self._flags = numbers[used + workers + 1 : used + workers + 2]
-        self._buckets = numbers[used + workers + 2 :]
+        used += workers + 1
+        self._flags, self._secret = numbers[used : used + 1], numbers[used + 1 : used + 5]
+        self._buckets = numbers[used + 5 :]
+        self._entries = entries
 
     @classmethod
-    def create(cls, workers: int) -> "SharedMemory":
-        """Returns the memory of a new supervisor: zeros."""
+    def create(cls, workers: int, entries: int = 0) -> "SharedMemory":
+        """Returns the memory of a new supervisor."""
         file = os.memfd_create("care")
-        os.ftruncate(file, cls._size(workers))
-        return cls(file, workers, workers)
+        os.ftruncate(file, cls._size(workers, entries))
+        memory = cls(file, workers, workers, entries)
+        memory._secret.cast("B")[:] = os.urandom(32)
+        return memory
 
     @staticmethod
     def _numbers(workers: int) -> int:
-        # Usages and beats, processes, flags, and the buckets of rates.
-        return (len(_USAGES) + 1) * workers + workers + 1 + 1 + 2 * _NAMES
+        # Usages and beats, processes, flags, secret, and the buckets of rates.
+        return (len(_USAGES) + 1) * workers + workers + 1 + 1 + 4 + 2 * _NAMES
 
     @classmethod
-    def _size(cls, workers: int) -> int:
-        return cls._numbers(workers) * _WORD + (workers + 1) * _METRICS
+    def _size(cls, workers: int, entries: int) -> int:
+        return cls._numbers(workers) * _WORD + (workers + 1) * _METRICS + entries * PLACE
 
     @property
     def usages(self) -> Usages:
@@ -82,6 +88,17 @@ class SharedMemory:
     def buckets(self) -> "SharedBuckets":
         """The rates of API keys."""
         return SharedBuckets(self.file, self._buckets)
+
+    @property
+    def secret(self) -> str:
+        """A secret of this service, new at each start."""
+        return bytes(self._secret).hex()
+
+    @property
+    def table(self) -> SharedTable:
+        """The cache of queries."""
+        end = len(self._memory)
+        return SharedTable(self._memory[end - self._entries * PLACE : end])
 
     @property
     def fallback(self) -> bool:

@@ -196,7 +196,7 @@ class _Supervisor:
         self._listeners = listeners
         self._reason = reason
         self._announce = announce
-        self._memory = SharedMemory.create(len(listeners))
+        self._memory = SharedMemory.create(len(listeners), settings.cache_entries)
         self._memory.start()
         self._metrics = self._memory.metrics()
         self._workers: dict[int, _Worker] = {}

@@ -21,6 +21,7 @@ from service.http.listener import Listener
 from service.observe.metrics import Metrics
 from service.server import run, set_up_process
 from service.settings import read_settings
+from service.workers.cache import WorkerCache
 from service.workers.memory import SharedMemory
 from service.workers.messages import (
     Abort,
@@ -90,6 +91,8 @@ class Supervision:
             metrics=self.metrics,
             usages=memory.usages,
             buckets=memory.buckets,
+            secret=memory.secret,
+            cache=partial(WorkerCache, table=memory.table),
             serve=partial(SupervisedIndex, self),
             beat=self.beat,
         )
@@ -223,7 +226,7 @@ def main(worker: int, workers: int, memory: int, socket: int, connection: int, p
         sys.exit(1)
     settings = read_settings()
     set_up_process(settings)
-    shared = SharedMemory(memory, workers, worker)
+    shared = SharedMemory(memory, workers, worker, settings.cache_entries)
     shared.start()
     supervision = Supervision(shared, Connection(connection))
     try:

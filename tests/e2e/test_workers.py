@@ -246,10 +246,11 @@ def test_a_worker_that_ends_is_replaced_and_only_its_requests_fail(
     assert f"signal {number}" in line["reason"]
     assert service.metric("care_worker_replacements_total") == 1
     answered = sum(status == 200 for mine in answers for status, _ in mine)
-    # The page may be a second old. Of the requests in flight, the killed worker may have counted
-    # some without being heard.
-    wait_until(lambda: service.metric(SEARCHED) >= answered, seconds=10)
-    assert service.metric(SEARCHED) <= answered + sum(failed)
+    # The page may be a second old. The killed worker may not have counted what it had just sent, and
+    # may have counted what did not arrive: at most one request of each of its connections.
+    wait_until(lambda: service.metric(SEARCHED) >= answered - sum(failed), seconds=10)
+    time.sleep(1.5)
+    assert abs(service.metric(SEARCHED) - answered) <= sum(failed)
 
 
 def test_a_stuck_worker_is_replaced_while_the_other_serves(start: Start) -> None:
@@ -416,6 +417,17 @@ def test_a_replaced_key_file_is_counted_once(start: Start, tmp_path: Path) -> No
     wait_until(lambda: statuses(second) == {200})
     assert statuses(first) == {401}
     wait_until(lambda: service.metric('care_api_key_reloads_total{result="success"}') == 1)
+
+
+def test_what_one_worker_has_found_all_have_in_their_cache(start: Start) -> None:
+    service = start()
+    body = {"query": QUERIES[0], "top_k": 3}
+    first = service.ask("/search", body)[1]
+    others = [service.ask("/search", body)[1] for _ in range(16)]
+    assert not first["cached"]
+    assert all(other["cached"] for other in others)
+    assert all(other["hits"] == first["hits"] for other in others)
+    assert service.metric("care_batch_queries_sum") == 1
 
 
 def test_a_free_port_is_the_same_for_all_workers(start: Start) -> None:

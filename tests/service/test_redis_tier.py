@@ -658,7 +658,7 @@ async def test_a_value_of_another_format_is_a_miss(
 ) -> None:
     async with Guarded(server.url) as guarded:
         with monkeypatch.context() as patch:
-            patch.setattr("service.pipeline.redis_tier._FORMAT", 1)
+            patch.setattr("service.pipeline.cache.FORMAT", 1)
             await guarded.cache().put(key(1), found(1))
         assert await guarded.cache().get_many([key(1)], COUNT) == [None]
         assert guarded.errors == {"value": 1}

@@ -140,13 +140,17 @@ def test_counts_of_threads_and_series_that_begin_meanwhile_are_complete(
 def test_processes_are_summed(memory: SharedMemory) -> None:
     metrics = memory.metrics()
     memory.start()
-    alone = value(metrics, "process_resident_memory_bytes")
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    fill = "held = b'x' * (1 << 28); print(flush=True); input()"
+    command = [sys.executable, "-c", fill]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
         memory._processes[0] = process.pid
         both = value(metrics, "process_resident_memory_bytes")
         memory.forget(0)
+        alone = value(metrics, "process_resident_memory_bytes")
         process.communicate(b"\n")
-    assert both > alone > 0
+    assert both > alone + (1 << 27) > (1 << 27)
 
 
 def _spend(file: int, number: int, rounds: int) -> int:
