@@ -246,8 +246,8 @@ def test_a_worker_that_ends_is_replaced_and_only_its_requests_fail(
     assert f"signal {number}" in line["reason"]
     assert service.metric("care_worker_replacements_total") == 1
     answered = sum(status == 200 for mine in answers for status, _ in mine)
-    # The page may be a second old. The killed worker may not have counted what it had just sent, and
-    # may have counted what did not arrive: at most one request of each of its connections.
+    # The page may be a second old. The killed worker may not have counted what it had just sent, or
+    # have counted what did not arrive: at most one request of each of its connections.
     wait_until(lambda: service.metric(SEARCHED) >= answered - sum(failed), seconds=10)
     time.sleep(1.5)
     assert abs(service.metric(SEARCHED) - answered) <= sum(failed)
