@@ -8,6 +8,7 @@ and the synchronous client of care-client are written as a whole.
 import html
 import inspect
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -20,6 +21,8 @@ from typing import Any
 DOCS = Path(__file__).parent
 # Also run as a script, whose folder is docs/.
 sys.path.insert(0, str(DOCS.parent))
+# unasync imports setuptools, which otherwise replaces distutils, and fails if that is imported already.
+os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")
 
 import typer  # noqa: E402
 import unasync  # noqa: E402
