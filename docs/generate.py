@@ -21,7 +21,7 @@ from typing import Any
 DOCS = Path(__file__).parent
 # Also run as a script, whose folder is docs/.
 sys.path.insert(0, str(DOCS.parent))
-# unasync imports setuptools, which otherwise replaces distutils, and fails if that is imported already.
+# unasync imports setuptools, which otherwise replaces distutils and fails if that is imported.
 os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")
 
 import typer  # noqa: E402

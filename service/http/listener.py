@@ -32,6 +32,25 @@ class Listener:
             self.socket.bind(self._address)
 
     @classmethod
+    def group(cls, host: str, port: int, number: int) -> tuple[list["Listener"], socket.socket]:
+        """Returns listeners that share an address, and the socket that keeps others from it.
+
+        Services that share an address by `SO_REUSEPORT` do not notice each other. So a socket that
+        does not share it shows whether one listens already, and the name of a Unix socket, which
+        only one process can have, whether one is about to.
+
+        Raises:
+            CareError: If the address is not available.
+        """
+        alone = cls(host, port)
+        port = alone.socket.getsockname()[1]
+        name = socket.socket(socket.AF_UNIX)
+        with alone._usable():
+            name.bind(f"\0care {host} {port}")
+        alone.socket.close()
+        return [cls(host, port, shared=True) for _ in range(number)], name
+
+    @classmethod
     def of(cls, descriptor: int) -> "Listener":
         """Returns the listener of a bound socket that another process has made."""
         listener = cls.__new__(cls)

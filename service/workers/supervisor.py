@@ -168,13 +168,10 @@ def supervise(
         CareError: If a setting is wrong, the index cannot be loaded, or a worker cannot start.
     """
     configure_logs(settings.log_level)
-    # No other service may listen on the port, not even one that would share it.
-    alone = Listener(settings.host, settings.port)
-    port = alone.socket.getsockname()[1]
-    alone.socket.close()
+    listeners, name = Listener.group(settings.host, settings.port, workers)
     warn_of_settings(settings)
-    listeners = [Listener(settings.host, port, shared=True) for _ in range(workers)]
-    asyncio.run(_Supervisor(settings, listeners, reason, announce).run())
+    with name:
+        asyncio.run(_Supervisor(settings, listeners, reason, announce).run())
 
 
 class _Supervisor:

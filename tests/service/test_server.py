@@ -40,6 +40,27 @@ def test_an_address_that_another_process_serves_is_not_available() -> None:
             Listener(host, port)
 
 
+def test_several_sockets_of_one_service_share_a_port_and_others_cannot() -> None:
+    listeners, name = Listener.group("127.0.0.1", 0, 3)
+    address = listeners[0].socket.getsockname()
+    assert {each.socket.getsockname() for each in listeners} == {address}
+    # Before it listens, and after.
+    with raises(CareError, "address_unavailable", host="127.0.0.1", port=address[1]):
+        Listener.group(*address, 2)
+    for each in listeners:
+        each.listen(8)
+    with raises(CareError, "address_unavailable", host="127.0.0.1", port=address[1]):
+        Listener(*address)
+    with name:
+        for _ in range(8):
+            socket.create_connection(address, timeout=5).close()
+    for each in listeners:
+        each.socket.close()
+    again, name = Listener.group(*address, 1)
+    again[0].socket.close()
+    name.close()
+
+
 def test_connections_are_refused_before_listen() -> None:
     listener = Listener("127.0.0.1", 0)
     address = listener.socket.getsockname()
