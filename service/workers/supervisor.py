@@ -20,6 +20,7 @@ from core.errors import CareError, IndexVersionError
 from core.machine import available_cpus, available_memory
 from core.manifest import IndexManifest
 from core.versions import IndexFolder, opening, read_manifest, verify_files
+from models.pairs import load_pair
 from search.version_files import VersionFiles
 from service.http.listener import Listener
 from service.observe.logs import configure_logs
@@ -54,8 +55,9 @@ _STARTS = 3
 _START = 180.0
 # Workers end within 9 s after their drain time, or are killed [s].
 _END = 12.0
-# Memory of a worker of care-mini besides the files of the index, which all workers share [bytes].
-_WORKER_BYTES = 256 << 20
+# Memory of a worker besides its encoder and the files of the index, which all share [bytes], and
+# that of the encoder as a multiple of its file: ONNX Runtime keeps rearranged weights.
+_WORKER_BYTES, _ENCODER_FACTOR = 128 << 20, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +149,20 @@ def choose_workers(settings: Settings) -> tuple[int, str]:
     if settings.provider != "cpu" or settings.faiss_device != "cpu":
         return 1, "the encoder or FAISS runs on a GPU"
     processors = available_cpus()
-    memory = available_memory() // 2 // _WORKER_BYTES
+    memory = available_memory() // 2 // _worker_bytes(settings)
     if memory < processors:
         return max(1, memory), "half of the memory has room for as many"
     return processors, "one for each processor"
+
+
+def _worker_bytes(settings: Settings) -> int:
+    """Returns about the memory that a further worker takes [bytes]."""
+    size = 0
+    for name in filter(None, (settings.pair, settings.overflow_pair)):
+        with suppress(CareError, OSError):  # a worker says what is wrong with a pair
+            pair = load_pair(name, settings.pairs)
+            size += (pair.folder / pair.query.weights).stat().st_size
+    return _WORKER_BYTES + _ENCODER_FACTOR * size
 
 
 def supervise(
