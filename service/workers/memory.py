@@ -364,11 +364,8 @@ class _Processes(Collector):
                 (sample,) = metric.samples
                 if metric.name in found:
                     (other,) = found[metric.name].samples
-                    combine = min if "start_time" in metric.name or "max" in metric.name else _sum
-                    metric.samples = [sample._replace(value=combine(sample.value, other.value))]
+                    both = sample.value, other.value
+                    value = min(both) if "start_time" in metric.name else sum(both)
+                    metric.samples = [sample._replace(value=value)]
                 found[metric.name] = metric
         return found.values()
-
-
-def _sum(one: float, other: float) -> float:
-    return one + other
