@@ -1,7 +1,9 @@
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
+from threading import Lock
 
 from core.errors import CareError
 
@@ -34,8 +36,8 @@ class BreakerState(IntEnum):
 class Breaker:
     """Circuit breaker: rejects calls to a failing server and retries with one call at a time.
 
-    Each call that `allows` admits gets a permit; pass it to `succeeded`, `failed` or `abandoned`
-    once. A call that began before the breaker last opened or closed changes nothing when it ends.
+    Threads may share it. A call that began before it last opened or closed changes nothing when it
+    ends.
 
     The log has one line when the breaker opens, and one when it closes again.
 
@@ -57,32 +59,63 @@ class Breaker:
         self._failures = failures
         self._retry_after = retry_after
         self._clock = clock
+        self._lock = Lock()
         self.state = BreakerState.CLOSED
         self._failed = 0
         self._retry_at = 0.0
         # The number of the current permits: those of earlier ones are stale.
         self._permit = 1
 
-    def allows(self) -> int:
+    @contextmanager
+    def call(
+        self, *failures: type[Exception], answers: tuple[type[Exception], ...] = ()
+    ) -> Iterator[None]:
+        """Makes a call in the block, which may await.
+
+        A block that ends closes the breaker. Other exceptions than these, such as cancellation,
+        say nothing of the server; after a probe without a result, the next call is the probe.
+
+        Args:
+            failures: Exceptions of a failed call. Too many in a row, or one of the probe, open the
+                breaker.
+            answers: Those among them with which a working server responds; they close it.
+
+        Raises:
+            UnavailableError: If the breaker is open.
+        """
+        with self._lock:
+            permit = self._admit()
+        if not permit:
+            raise UnavailableError
+        end = self._abandon
+        try:
+            yield
+            end = self._succeed
+        except answers:
+            end = self._succeed
+            raise
+        except failures:
+            end = self._fail
+            raise
+        finally:
+            with self._lock:
+                if permit == self._permit:
+                    end()
+
+    def _admit(self) -> int:
         """Returns a permit for a call, or 0; in an open breaker the first one is the probe."""
         if self.state is BreakerState.OPEN and self._clock() >= self._retry_at:
             self._change(BreakerState.HALF_OPEN)
             return self._permit
         return self._permit if self.state is BreakerState.CLOSED else 0
 
-    def succeeded(self, permit: int) -> None:
-        """Closes the breaker."""
-        if permit != self._permit:
-            return
+    def _succeed(self) -> None:
         self._failed = 0
         if self.state is BreakerState.HALF_OPEN:
             self._change(BreakerState.CLOSED)
             self._log(logging.INFO, "circuit breaker of %s closed: calls succeed again")
 
-    def failed(self, permit: int) -> None:
-        """Counts a failure. Opens the breaker after too many, or if the probe failed."""
-        if permit != self._permit:
-            return
+    def _fail(self) -> None:
         self._failed += 1
         was = self.state
         if was is BreakerState.HALF_OPEN or self._failed >= self._failures:
@@ -91,9 +124,8 @@ class Breaker:
             if was is BreakerState.CLOSED:
                 self._log(logging.WARNING, "circuit breaker of %s open: calls fail at once")
 
-    def abandoned(self, permit: int) -> None:
-        """Cancels a call without a result; if it was the probe, the next call is the probe."""
-        if permit == self._permit and self.state is BreakerState.HALF_OPEN:
+    def _abandon(self) -> None:
+        if self.state is BreakerState.HALF_OPEN:
             self._change(BreakerState.OPEN)
 
     def _change(self, state: BreakerState) -> None:

@@ -76,6 +76,14 @@ def is_transient(status: int) -> bool:
     return status in (408, 409, 425, 429) or status >= 500
 
 
+def is_rejection(status: int) -> bool:
+    """Returns whether a status rejects the content of a request, such as too long a text.
+
+    The server may accept other requests, which after the other statuses it does not.
+    """
+    return status in (400, 413, 422)
+
+
 def retry_after(header: str | None) -> float:
     """Returns the wait in a `Retry-After` header, which is a number or a date [s]; 0 without."""
     if not header:

@@ -7,25 +7,25 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
-import httpx2
 import openai
 from pydantic import BaseModel, ValidationError
 
 from core.errors import CareError
 from core.progress import Progress, progress_bar, write_above
-from core.retries import RetryPolicy, TransientError, is_transient, retry_after
+from core.retries import RetryPolicy, TransientError, is_rejection, is_transient, retry_after
 from curation.budget import Account, InvalidAnswer, LanguageModelError
 from curation.config import Budget, Endpoint
 from curation.ledger import Ledger, Outcome
-from models.servers import http_client
+from models.servers import TooLongError, http_client, limit_body
 
 _LONGEST_RETRY_AFTER = 600.0
 # The least time between two messages about a failing endpoint [s].
@@ -145,9 +145,7 @@ class LanguageModels:
             http_client=http_client(
                 openai.DefaultAsyncHttpxClient,
                 endpoint.base_url,
-                # Compressed responses would have no bound in memory.
-                headers={"Accept-Encoding": "identity"},
-                event_hooks={"response": [_bound]},
+                event_hooks={"response": [partial(limit_body, _ANSWER_BYTES)]},
             ),
         )
 
@@ -285,8 +283,8 @@ class _Session:
                 reason = f"did not respond within {endpoint.timeout:g} s"
             except openai.APIConnectionError as error:
                 reason = f"cannot be reached ({type(error.__cause__ or error).__name__})"
-                if isinstance(error.__cause__, _TooLongError):
-                    reason = f"returned more than {_ANSWER_BYTES} bytes"
+                if isinstance(error.__cause__, TooLongError):
+                    reason = f"returned {error.__cause__}"
             except (openai.APIError, ValueError, TypeError, IndexError, AttributeError):
                 # The status is 200.
                 reason = "returned a body that is not a chat completion"
@@ -303,7 +301,7 @@ class _Session:
     def _rejected(self, row: int, error: openai.APIStatusError) -> Outcome:
         """Returns the result of a rejected question, or raises the error of the call."""
         status, ledger = error.status_code, self.account.ledger
-        if status in (400, 413, 422) and self.answers:
+        if is_rejection(status) and self.answers:
             # Other questions succeed: this one is too long or violates the rules of the server.
             text = f"status {status}: {error.message}"
             ledger.end(row, "rejected", 0, 0, text)
@@ -318,35 +316,6 @@ class _Session:
     def _error(self, reason: str, code: str | None = None, **fields: float) -> LanguageModelError:
         message = f"{_place(self.endpoint)} {reason}"
         return LanguageModelError(message, code=code, endpoint=self.endpoint.name, **fields)
-
-
-class _TooLongError(httpx2.RequestError):
-    """A response is longer than any answer."""
-
-
-class _Bounded(httpx2.AsyncByteStream):
-    """The body of a response, up to a limit."""
-
-    def __init__(self, body: httpx2.AsyncByteStream) -> None:
-        self._body = body
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        read = 0
-        async for piece in self._body:
-            read += len(piece)
-            if read > _ANSWER_BYTES:
-                raise _TooLongError("the response is too long")
-            yield piece
-
-    async def aclose(self) -> None:
-        await self._body.aclose()
-
-
-async def _bound(response: httpx2.Response) -> None:
-    """Limits the body of a response that is read after this call."""
-    response.headers.pop("Content-Encoding", None)  # none was asked for, and none is expanded
-    assert isinstance(response.stream, httpx2.AsyncByteStream)
-    response.stream = _Bounded(response.stream)
 
 
 def _place(endpoint: Endpoint) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import httpx2
@@ -10,7 +10,7 @@ import httpx2
 from core.errors import CareError
 from core.progress import progress_bar
 from evaluation.beir import Run
-from models.servers import http_client
+from models.servers import TooLongError, http_client, post
 
 _BATCH = 32
 # Longest wait for a response, and the longest response [s, bytes].
@@ -35,8 +35,7 @@ def search_run(url: str, queries: Mapping[str, str], top_k: int) -> Run:
         for start in progress_bar("search", range(0, len(ids), _BATCH), unit="batches"):
             part = ids[start : start + _BATCH]
             shared = {"include": [], "top_k": top_k, "collapse": True}
-            body = {"queries": [{"query": queries[id_], **shared} for id_ in part]}
-            results = _content(*service.send("/search/batch", body))["results"]
+            results = service.search([{"query": queries[id_], **shared} for id_ in part])
             for id_, result in zip(part, results, strict=True):
                 if failed := result.get("failed_channels"):
                     message = f"query '{id_}': the channel {failed[0]} of the search failed or was "
@@ -53,9 +52,7 @@ class _Service:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        # Compressed responses would have no bound in memory.
-        headers = {"Accept-Encoding": "identity"}
-        self._client = http_client(httpx2.AsyncClient, url, timeout=None, headers=headers)
+        self._client = http_client(httpx2.AsyncClient, url)
         self._runner = asyncio.Runner()
 
     def __enter__(self) -> Self:
@@ -65,43 +62,25 @@ class _Service:
         with self._runner as runner:
             runner.run(self._client.aclose())
 
-    def send(
-        self, path: str, body: Mapping[str, Any] | None = None
-    ) -> tuple[httpx2.Response, bytes]:
-        """Sends a GET, or a POST of JSON; returns the response and its body."""
+    def search(self, queries: Sequence[Mapping[str, Any]]) -> Any:
+        """Returns the results of queries."""
+        url = self._url.rstrip("/") + "/search/batch"
+        body = {"queries": queries}
+        call = post(self._client, url, body, seconds=_SECONDS, limit=_BYTES, errors=True)
         try:
-            return self._runner.run(self._exchange(path, body))
+            response = self._runner.run(call)
+        except TooLongError as error:
+            message = f"{self._url} returned {error}: is it a search service?"
+            raise CareError(message, code="search_failed", limit=_BYTES) from error
         except (TimeoutError, httpx2.TransportError, httpx2.InvalidURL) as error:
             message = f"{self._url} cannot be reached ({type(error).__name__}): start the service"
             raise CareError(message, code="service_unreachable", url=self._url) from error
-
-    async def _exchange(
-        self, path: str, body: Mapping[str, Any] | None
-    ) -> tuple[httpx2.Response, bytes]:
-        content = bytearray()
-        method, address = "GET" if body is None else "POST", self._url.rstrip("/") + path
-        # The head of a response can be as slow as its body.
-        async with (
-            asyncio.timeout(_SECONDS),
-            self._client.stream(method, address, json=body) as response,
-        ):
-            async for piece in response.aiter_raw():
-                content += piece
-                if len(content) > _BYTES:
-                    message = (
-                        f"{self._url} returned more than {_BYTES} bytes: is it a search service?"
-                    )
-                    raise CareError(message, code="search_failed", limit=_BYTES)
-        return response, bytes(content)
-
-
-def _content(response: httpx2.Response, body: bytes) -> Any:
-    if response.status_code != 200:
-        text = body[:_QUOTED].decode(errors="replace")
-        message = f"{response.url} returned status {response.status_code}: {text}"
-        raise CareError(message, code="search_failed", status=response.status_code)
-    try:
-        return json.loads(body)
-    except ValueError as error:
-        message = f"{response.url} returned no JSON: is it a search service?"
-        raise CareError(message, code="search_failed") from error
+        if response.status_code != 200:
+            text = response.content[:_QUOTED].decode(errors="replace")
+            message = f"{url} returned status {response.status_code}: {text}"
+            raise CareError(message, code="search_failed", status=response.status_code)
+        try:
+            return json.loads(response.content)["results"]
+        except ValueError as error:
+            message = f"{url} returned no JSON: is it a search service?"
+            raise CareError(message, code="search_failed") from error

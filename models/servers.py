@@ -1,7 +1,8 @@
-"""Clients of servers of models and of search: proxies, addresses, keys. Requires httpx2."""
+"""Clients of servers of models and of search: proxies, addresses, keys, limits. Requires httpx2."""
 
+import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar
 
 import httpx2
@@ -12,10 +13,23 @@ from core.loopback import is_local
 Client = TypeVar("Client", bound=httpx2.Client | httpx2.AsyncClient)
 
 
+class BadResponseError(httpx2.RequestError):
+    """What is wrong with a response, without its content."""
+
+
+class TooLongError(BadResponseError):
+    """A response is longer than any that is expected."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"more than {limit} bytes")
+        self.limit = limit
+
+
 def http_client(kind: Callable[..., Client], url: str, **options: Any) -> Client:
-    """Returns a client for one server, which follows no redirects.
+    """Returns a client for one server, which follows no redirects and asks for no compression.
 
     It follows the proxies of the environment, except to this machine (`core.loopback.is_local`).
+    It has no time-out of its own: `post` has one.
 
     Args:
         kind: A client class of httpx2.
@@ -27,6 +41,8 @@ def http_client(kind: Callable[..., Client], url: str, **options: Any) -> Client
     """
     # Certificates that the environment names are trusted on this machine too.
     options["verify"] = options.get("verify") or httpx2.create_ssl_context()
+    options["headers"] = {**options.get("headers", {}), "Accept-Encoding": "identity"}
+    options.setdefault("timeout", None)
     try:
         return kind(trust_env=not is_local(url), follow_redirects=False, **options)
     except (ImportError, ValueError, httpx2.InvalidURL) as error:
@@ -36,6 +52,61 @@ def http_client(kind: Callable[..., Client], url: str, **options: Any) -> Client
             "http://host:port, install the package socksio for a SOCKS proxy, or unset it"
         )
         raise CareError(message, code="bad_proxy") from error
+
+
+async def post(
+    client: httpx2.AsyncClient,
+    url: str,
+    body: Mapping[str, Any],
+    *,
+    seconds: float,
+    limit: int,
+    errors: bool = False,
+) -> httpx2.Response:
+    """Sends JSON and returns the response; no exception quotes the one or the other.
+
+    Args:
+        seconds: Time-out of the whole call: connecting, and head and body of the response [s].
+        limit: Most bytes of the body, `content`.
+        errors: Whether to read the body of a response with a status other than 200 too.
+
+    Raises:
+        TimeoutError: If the response is not complete in time.
+        TooLongError: If its body has more bytes than `limit`.
+        httpx2.RequestError: If the connection fails.
+    """
+    async with asyncio.timeout(seconds), client.stream("POST", url, json=body) as response:
+        if errors or response.status_code == 200:
+            await limit_body(limit, response)
+            await response.aread()
+    return response
+
+
+async def limit_body(limit: int, response: httpx2.Response) -> None:
+    """Lets the reading of a body with more bytes than `limit` raise `TooLongError`.
+
+    A compressed body stays as it is: it would have no bound in memory. With a limit this is an
+    event hook for responses.
+    """
+    response.headers.pop("Content-Encoding", None)
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    response.stream = _Limited(limit, response.stream)
+
+
+class _Limited(httpx2.AsyncByteStream):
+    def __init__(self, limit: int, body: httpx2.AsyncByteStream) -> None:
+        self._limit, self._body = limit, body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        read = 0
+        async for piece in self._body:
+            read += len(piece)
+            if read > self._limit:
+                raise TooLongError(self._limit)
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
 
 
 def route_url(base_url: str, route: str) -> str | None:

@@ -16,17 +16,15 @@ from pydantic import BaseModel, Field
 
 from core.encoders import EncoderSpec, Encoding, OffsetTokenizer
 from core.errors import EmbeddingServerError, PairError, TextRejectedError, VectorError
-from core.retries import RetryPolicy, TransientError, is_transient, retry_after
+from core.retries import RetryPolicy, TransientError, is_rejection, is_transient, retry_after
 from core.text import with_prompt
 from core.types import FloatArray
 from core.vectors import truncate_normalize
-from models.servers import authorization, http_client, route_url
+from models.servers import TooLongError, authorization, http_client, post, route_url
 
 _CONNECT_SECONDS = 10.0
 # Largest response: one number of a vector as decimal digits, and everything else.
 _NUMBER_BYTES, _OTHER_BYTES = 32, 16 * 1024 * 1024
-# Statuses of different servers for too long a text, or for too many texts.
-_REJECTIONS = (400, 413, 422)
 
 # Vectors, float32 [n, native dimension], and token counts, int32 [n].
 _Embedded = tuple[FloatArray, NDArray[np.int32]]
@@ -139,8 +137,7 @@ class OpenAIEncoder:
         async with http_client(
             httpx2.AsyncClient,
             self.url,
-            # Compressed responses would have no bound in memory.
-            headers=self._headers | {"Accept-Encoding": "identity"},
+            headers=self._headers,
             verify=self._tls,
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
             # The semaphore limits connections; waiting for it must not count towards the time-out.
@@ -189,12 +186,13 @@ class OpenAIEncoder:
         ]
 
     async def _request(self, client: httpx2.AsyncClient, texts: Sequence[str]) -> bytes:
+        limit = len(texts) * self.spec.native_dimension * _NUMBER_BYTES + _OTHER_BYTES
+        body = self._body | {"input": texts}
         try:
-            async with (
-                asyncio.timeout(self._timeout),
-                client.stream("POST", self.url, json=self._body | {"input": texts}) as response,
-            ):
-                content = await self._content(response, len(texts))
+            response = await post(client, self.url, body, seconds=self._timeout, limit=limit)
+        except TooLongError as error:
+            message = f"{error} for {len(texts)} texts"
+            raise self._invalid(message, "bad_embedding_answer", limit=limit) from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             reason = str(error) or "time-out"
             if not self._reached:
@@ -208,8 +206,8 @@ class OpenAIEncoder:
         self._reached = True
         status = response.status_code
         if status == 200:
-            return content
-        if status in _REJECTIONS:
+            return response.content
+        if is_rejection(status):
             raise _RejectedError(status)
         if is_transient(status):
             wait = retry_after(response.headers.get("Retry-After"))
@@ -223,23 +221,6 @@ class OpenAIEncoder:
         hints[404] = f"the model '{self._body['model']}' is unknown, or the address is wrong"
         reason = f"returned status {status}: {hints.get(status, 'see the log of the server')}"
         raise self._failure(reason, "embedding_server_status", status=status)
-
-    async def _content(self, response: httpx2.Response, texts: int) -> bytes:
-        """Returns the body of a successful response, b"" for others.
-
-        Raises:
-            VectorError: If it is longer than the vectors of the texts can be.
-        """
-        if response.status_code != 200:
-            return b""
-        limit = texts * self.spec.native_dimension * _NUMBER_BYTES + _OTHER_BYTES
-        content = bytearray()
-        async for piece in response.aiter_raw():
-            content += piece
-            if len(content) > limit:
-                message = f"more than {limit} bytes for {texts} texts"
-                raise self._invalid(message, "bad_embedding_answer", limit=limit)
-        return bytes(content)
 
     def _failure(self, problem: str, code: str, /, **fields: Any) -> EmbeddingServerError:
         return EmbeddingServerError(f"{self.url} {problem}", code=code, url=self.url, **fields)

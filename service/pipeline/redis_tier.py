@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from redis.asyncio import ConnectionPool, Redis
@@ -20,6 +20,7 @@ from service.pipeline.cache import FORMAT, packed, unpacked
 
 T = TypeVar("T")
 
+_FAILURES = (RedisError, OSError)
 _PREFIX = "care:query:"
 _MAC_BYTES = 16
 
@@ -82,7 +83,8 @@ class RedisGuard:
 
     async def read(self, operation: Callable[[Redis], Awaitable[T]]) -> T:
         """Returns the result of an operation that changes nothing; see `write`."""
-        return await self._run(operation)
+        with self._reported():
+            return await self._run(operation)
 
     async def write(self, operation: Callable[[Redis], Awaitable[T]]) -> T:
         """Returns the result of an operation.
@@ -93,47 +95,33 @@ class RedisGuard:
         Raises:
             UnavailableError: If the call fails or times out, or a breaker is open.
         """
-        permit = self._writes.allows()
-        if not permit:
-            raise UnavailableError("the breaker of writes is open")
-        try:
-            result = await self._run(operation)
-        except UnavailableError as error:
-            if isinstance(error.__cause__, ResponseError):
-                self._writes.failed(permit)
-            else:
-                self._writes.abandoned(permit)
-            raise
-        except BaseException:
-            self._writes.abandoned(permit)
-            raise
-        self._writes.succeeded(permit)
-        return result
+        with self._reported(), self._writes.call(ResponseError):
+            return await self._run(operation)
 
     async def _run(self, operation: Callable[[Redis], Awaitable[T]]) -> T:
-        permit = 0
-        kind: ErrorKind
+        end = asyncio.get_running_loop().time() + self._timeout
+        # Waiting for a connection says nothing of Redis.
+        async with asyncio.timeout_at(end):
+            await self._slots.acquire()
         try:
-            async with asyncio.timeout(self._timeout), self._slots:
-                permit = self._breaker.allows()
-                if not permit:
-                    raise UnavailableError("the breaker is open")
-                result = await operation(self._client)
-            self._breaker.succeeded(permit)
-            return result
-        except (RedisError, OSError) as error:
+            with self._breaker.call(*_FAILURES, answers=(ResponseError,)):
+                async with asyncio.timeout_at(end):
+                    return await operation(self._client)
+        finally:
+            self._slots.release()
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except _FAILURES as error:
+            kind: ErrorKind = "connection"
             if isinstance(error, ResponseError):
                 kind = "response"
-                self._breaker.succeeded(permit)
-            else:
-                late = isinstance(error, TimeoutError | RedisTimeoutError)
-                kind = "timeout" if late else "connection"
-                self._breaker.failed(permit)
+            elif isinstance(error, TimeoutError | RedisTimeoutError):
+                kind = "timeout"
             self.on_error(kind)
             raise UnavailableError(kind) from error
-        except BaseException:
-            self._breaker.abandoned(permit)
-            raise
 
     async def close(self) -> None:
         """Closes the connections."""

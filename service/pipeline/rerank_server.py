@@ -3,7 +3,6 @@
 Requires the extra `rerank`.
 """
 
-import asyncio
 import logging
 import math
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from pydantic import BaseModel
 from core.breaker import Breaker, BreakerState, UnavailableError
 from core.errors import CareError
 from core.types import FloatArray
-from models.servers import authorization, http_client, route_url
+from models.servers import BadResponseError, authorization, http_client, post, route_url
 
 _LOG = logging.getLogger("care.service")
 
@@ -24,6 +23,7 @@ _LOG = logging.getLogger("care.service")
 _OTHER_BYTES = 1 << 20
 _UTF8_BYTES = 4
 _CONNECTIONS = 32
+_FAILURES = (TimeoutError, httpx2.RequestError)
 
 
 class RerankServer:
@@ -72,9 +72,7 @@ class RerankServer:
         self._client = http_client(
             httpx2.AsyncClient,
             address,
-            # Compressed responses would have no bound in memory.
-            headers=headers | {"Accept-Encoding": "identity"},
-            timeout=None,
+            headers=headers,
             limits=httpx2.Limits(max_connections=_CONNECTIONS),
         )
 
@@ -85,23 +83,14 @@ class RerankServer:
             UnavailableError: If the server does not answer in time, or not with one finite score
                 for each text, or the breaker is open.
         """
-        permit = self._breaker.allows()
-        if not permit:
-            raise UnavailableError("the breaker is open")
         try:
-            async with asyncio.timeout(self._timeout):
-                scores = _read(await self._request(query, texts), len(texts))
-        except (TimeoutError, httpx2.RequestError, _BadResponseError) as error:
-            self._breaker.failed(permit)
-            reason = str(error) if isinstance(error, _BadResponseError) else type(error).__name__
+            with self._breaker.call(*_FAILURES):
+                return _read(await self._request(query, texts), len(texts))
+        except _FAILURES as error:
+            reason = str(error) if isinstance(error, BadResponseError) else type(error).__name__
             if self._breaker.state is BreakerState.CLOSED:
                 _LOG.warning("reranking failed", extra={"fields": {"reason": reason}})
             raise UnavailableError(reason) from None
-        except BaseException:
-            self._breaker.abandoned(permit)
-            raise
-        self._breaker.succeeded(permit)
-        return scores
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -110,15 +99,10 @@ class RerankServer:
     async def _request(self, query: str, texts: Sequence[str]) -> bytes:
         body = {**self._body, "query": query, "documents": list(texts), "top_n": len(texts)}
         limit = _OTHER_BYTES + 2 * _UTF8_BYTES * sum(map(len, texts))
-        content = bytearray()
-        async with self._client.stream("POST", self._url, json=body) as response:
-            if response.status_code != 200:
-                raise _BadResponseError(f"status {response.status_code}")
-            async for piece in response.aiter_raw():
-                content += piece
-                if len(content) > limit:
-                    raise _BadResponseError(f"more than {limit} bytes")
-        return bytes(content)
+        response = await post(self._client, self._url, body, seconds=self._timeout, limit=limit)
+        if response.status_code != 200:
+            raise BadResponseError(f"status {response.status_code}")
+        return response.content
 
 
 class _Result(BaseModel):
@@ -130,18 +114,14 @@ class _Response(BaseModel):
     results: list[_Result]
 
 
-class _BadResponseError(Exception):
-    """What is wrong with a response, without its content."""
-
-
 def _read(body: bytes, count: int) -> FloatArray:
     try:
         results = _Response.model_validate_json(body).results
     except ValueError:
-        raise _BadResponseError("no response of /v1/rerank") from None
+        raise BadResponseError("no response of /v1/rerank") from None
     scores = {result.index: result.relevance_score for result in results}
     if len(results) != count or scores.keys() != set(range(count)):
-        raise _BadResponseError(f"{len(results)} results for {count} documents")
+        raise BadResponseError(f"{len(results)} results for {count} documents")
     if not all(map(math.isfinite, scores.values())):
-        raise _BadResponseError("a score that is not finite")
+        raise BadResponseError("a score that is not finite")
     return np.array([scores[i] for i in range(count)], np.float32)

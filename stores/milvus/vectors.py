@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
 import grpc
@@ -233,7 +232,6 @@ class Guard:
     """Circuit breaker of a connection; thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
         self._breaker = Breaker("Milvus", retry_after=_RETRY_AFTER)
 
     @contextmanager
@@ -243,23 +241,14 @@ class Guard:
         Raises:
             UnavailableError: If the breaker is open, or the request fails.
         """
-        with self._lock:
-            permit = self._breaker.allows()
-            was_closed = self._breaker.state is BreakerState.CLOSED
-        if not permit:
-            raise UnavailableError
-        end = self._breaker.abandoned
+        was_closed = self._breaker.state is BreakerState.CLOSED
         try:
-            yield
-            end = self._breaker.succeeded
+            with self._breaker.call(*MILVUS_ERRORS):
+                yield
         except MILVUS_ERRORS as error:
-            end = self._breaker.failed
             if was_closed:
                 _LOG.warning("Milvus failed", extra={"fields": {"code": error_name(error)}})
             raise UnavailableError from error
-        finally:
-            with self._lock:
-                end(permit)
 
 
 def error_name(error: MilvusException | grpc.RpcError) -> str:

@@ -1,9 +1,19 @@
+import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 
 import pytest
 
-from core.breaker import Breaker, BreakerState
+from core.breaker import Breaker, BreakerState, UnavailableError
+
+
+class FailureError(Exception):
+    """A call failed."""
+
+
+class AnswerError(FailureError):
+    """A working server responded with an error."""
 
 
 class Clock:
@@ -26,11 +36,35 @@ def breaker(clock: Clock) -> Breaker:
     return Breaker(failures=3, retry_after=5.0, clock=clock)
 
 
-def fail(breaker: Breaker, times: int) -> None:
+def fail(breaker: Breaker, times: int = 1) -> None:
     """Lets calls fail that began before the first of them ended."""
-    permits = [breaker.allows() for _ in range(times)]
-    for permit in permits:
-        breaker.failed(permit)
+    with suppress(FailureError), ExitStack() as calls:
+        for _ in range(times):
+            calls.enter_context(breaker.call(FailureError))
+        raise FailureError
+
+
+def succeed(breaker: Breaker) -> None:
+    with breaker.call(FailureError):
+        pass
+
+
+def answer(breaker: Breaker) -> None:
+    with suppress(AnswerError), breaker.call(FailureError, answers=(AnswerError,)):
+        raise AnswerError
+
+
+def abandon(breaker: Breaker) -> None:
+    with suppress(asyncio.CancelledError), breaker.call(FailureError):
+        raise asyncio.CancelledError
+
+
+def is_rejected(breaker: Breaker) -> bool:
+    try:
+        abandon(breaker)
+    except UnavailableError:
+        return True
+    return False
 
 
 def test_state_values_are_the_values_of_the_metric() -> None:
@@ -38,22 +72,25 @@ def test_state_values_are_the_values_of_the_metric() -> None:
     assert [state.name for state in BreakerState] == ["CLOSED", "HALF_OPEN", "OPEN"]
 
 
-def test_a_closed_breaker_allows_every_call(breaker: Breaker) -> None:
-    assert all(breaker.allows() for _ in range(10))
-    assert breaker.state is BreakerState.CLOSED
+def test_exceptions_of_the_block_are_raised(breaker: Breaker) -> None:
+    for error in (FailureError(), KeyError()):
+        with pytest.raises(type(error)) as caught, breaker.call(FailureError):
+            raise error
+        assert caught.value is error
 
 
 def test_it_opens_after_the_given_number_of_consecutive_failures(breaker: Breaker) -> None:
     fail(breaker, 2)
-    assert breaker.allows()
-    fail(breaker, 1)
+    assert not is_rejected(breaker)
+    fail(breaker)
     assert breaker.state is BreakerState.OPEN
-    assert not breaker.allows()
+    assert is_rejected(breaker)
 
 
-def test_a_success_resets_the_count(breaker: Breaker) -> None:
+@pytest.mark.parametrize("end", [succeed, answer])
+def test_a_success_resets_the_count(end: Callable[[Breaker], None], breaker: Breaker) -> None:
     fail(breaker, 2)
-    breaker.succeeded(breaker.allows())
+    end(breaker)
     fail(breaker, 2)
     assert breaker.state is BreakerState.CLOSED
 
@@ -63,22 +100,25 @@ def test_an_open_breaker_allows_one_probe_after_the_retry_time(
 ) -> None:
     fail(breaker, 3)
     clock.now += 4.999
-    assert not breaker.allows()
+    assert is_rejected(breaker)
     assert breaker.state is BreakerState.OPEN
     clock.now += 0.001
-    assert breaker.allows()
-    assert breaker.state is BreakerState.HALF_OPEN
-    clock.now += 1000
-    assert not breaker.allows()
+    with breaker.call():
+        assert breaker.state is BreakerState.HALF_OPEN
+        clock.now += 1000
+        assert is_rejected(breaker)
 
 
-def test_a_successful_probe_closes_the_breaker(breaker: Breaker, clock: Clock) -> None:
+@pytest.mark.parametrize("end", [succeed, answer])
+def test_a_successful_probe_closes_the_breaker(
+    end: Callable[[Breaker], None], breaker: Breaker, clock: Clock
+) -> None:
     fail(breaker, 3)
     clock.now += 5
-    breaker.succeeded(breaker.allows())
+    end(breaker)
     assert breaker.state is BreakerState.CLOSED
     fail(breaker, 2)
-    assert breaker.allows()
+    assert not is_rejected(breaker)
 
 
 def test_a_failed_probe_opens_the_breaker_for_the_retry_time(
@@ -86,33 +126,44 @@ def test_a_failed_probe_opens_the_breaker_for_the_retry_time(
 ) -> None:
     fail(breaker, 3)
     clock.now += 5
-    breaker.failed(breaker.allows())
+    fail(breaker)
     assert breaker.state is BreakerState.OPEN
     clock.now += 4.999
-    assert not breaker.allows()
+    assert is_rejected(breaker)
     clock.now += 0.001
-    assert breaker.allows()
+    assert not is_rejected(breaker)
 
 
-@pytest.mark.parametrize("end", [Breaker.succeeded, Breaker.failed, Breaker.abandoned])
+@pytest.mark.parametrize("error", [None, FailureError, asyncio.CancelledError])
 @pytest.mark.parametrize("elapsed", [4, 5])
 def test_a_call_that_began_before_the_breaker_opened_changes_nothing(
-    end: Callable[[Breaker, int], None], elapsed: int, breaker: Breaker, clock: Clock
+    error: type[BaseException] | None, elapsed: int, breaker: Breaker, clock: Clock
 ) -> None:
-    stale = breaker.allows()
+    def end(stale: ExitStack) -> None:
+        with suppress(FailureError, asyncio.CancelledError), stale:
+            if error:
+                raise error
+
+    early, late = ExitStack(), ExitStack()
+    for stale in [early, late]:
+        stale.enter_context(breaker.call(FailureError))
     fail(breaker, 3)
     clock.now += elapsed
-    probe = breaker.allows()
-    before = breaker.state
-    end(breaker, stale)
-    assert breaker.state is before
-    assert not breaker.allows()
+    with ExitStack() as probe:
+        if elapsed == 5:
+            probe.enter_context(breaker.call())
+        before = breaker.state
+        end(early)
+        assert breaker.state is before
+        assert is_rejected(breaker)
     clock.now += 5 - elapsed
-    breaker.succeeded(probe or breaker.allows())
+    succeed(breaker)
     assert breaker.state is BreakerState.CLOSED
-    for _ in range(3):
-        end(breaker, stale)
+    fail(breaker, 2)
+    end(late)
     assert breaker.state is BreakerState.CLOSED
+    fail(breaker)
+    assert breaker.state is BreakerState.OPEN
 
 
 def test_the_log_has_a_line_when_it_opens_and_one_when_it_closes(
@@ -123,11 +174,10 @@ def test_the_log_has_a_line_when_it_opens_and_one_when_it_closes(
     fail(breaker, 5)
     for _ in range(3):
         clock.now += 5
-        breaker.failed(breaker.allows())
+        fail(breaker)
     clock.now += 5
-    breaker.abandoned(breaker.allows())
-    breaker.succeeded(breaker.allows())
-    breaker.succeeded(breaker.allows())
+    for end in (abandon, succeed, succeed):
+        end(breaker)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
@@ -136,16 +186,16 @@ def test_after_an_abandoned_probe_the_next_call_is_the_probe(
 ) -> None:
     fail(breaker, 3)
     clock.now += 5
-    breaker.abandoned(breaker.allows())
+    abandon(breaker)
     assert breaker.state is BreakerState.OPEN
-    assert breaker.allows()
-    assert not breaker.allows()
+    with breaker.call():
+        assert is_rejected(breaker)
 
 
 def test_an_abandoned_call_does_not_change_a_closed_breaker(breaker: Breaker) -> None:
     fail(breaker, 2)
-    breaker.abandoned(breaker.allows())
+    abandon(breaker)
     assert breaker.state is BreakerState.CLOSED
-    fail(breaker, 1)
+    fail(breaker)
     assert breaker.state is BreakerState.OPEN
-    assert not breaker.allows()
+    assert is_rejected(breaker)

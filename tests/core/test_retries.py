@@ -5,7 +5,7 @@ from email.utils import formatdate
 
 import pytest
 
-from core.retries import RetryPolicy, TransientError, is_transient, retry_after
+from core.retries import RetryPolicy, TransientError, is_rejection, is_transient, retry_after
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_retry_after_is_a_date() -> None:
     assert retry_after(formatdate(time.time() - 60, usegmt=True)) == 0
 
 
-def test_which_statuses_are_transient() -> None:
-    assert [s for s in (200, 400, 401, 404, 408, 409, 422, 429, 500, 503) if is_transient(s)] == [
-        *(408, 409, 429, 500, 503)
-    ]
+def test_which_statuses_are_transient_and_which_reject_a_request() -> None:
+    statuses = (200, 400, 401, 404, 408, 409, 413, 422, 429, 500, 503)
+    assert [*filter(is_transient, statuses)] == [408, 409, 429, 500, 503]
+    assert [*filter(is_rejection, statuses)] == [400, 413, 422]
