@@ -81,6 +81,6 @@ class _Service:
             raise CareError(message, code="search_failed", status=response.status_code)
         try:
             return json.loads(response.content)["results"]
-        except ValueError as error:
-            message = f"{url} returned no JSON: is it a search service?"
+        except (ValueError, LookupError, TypeError) as error:
+            message = f"{url} returned no results in JSON: is it a search service?"
             raise CareError(message, code="search_failed") from error

@@ -1,5 +1,4 @@
 import asyncio
-import gzip
 import json
 import signal
 import socket
@@ -10,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from email.utils import formatdate
 from functools import partial
 from pathlib import Path
@@ -189,14 +188,6 @@ def reject(status: int, headers: dict[str, str] | None = None) -> Callable[..., 
     return respond
 
 
-def hang(_: object, handler: Any, before: int) -> str | None:
-    if before:
-        return BLUE
-    time.sleep(1.5)
-    handler.close_connection = True
-    return None
-
-
 def cut(_: object, handler: Any, before: int) -> str | None:
     if before:
         return BLUE
@@ -211,41 +202,6 @@ def cut(_: object, handler: Any, before: int) -> str | None:
     return None
 
 
-def drip(_: object, handler: Any, before: int) -> str | None:
-    """Sends parts without an end, each before a time-out of parts."""
-    if before:
-        return BLUE
-    handler.send_response(200)
-    handler.end_headers()
-    handler.close_connection = True
-    with suppress(OSError):
-        while True:
-            handler.wfile.write(b" ")
-            handler.wfile.flush()
-            threading.Event().wait(0.2)
-    return None
-
-
-def packed(body: Any, handler: Any, before: int) -> str | None:
-    if before:
-        return BLUE
-    assert handler.headers["Accept-Encoding"] == "identity"
-    content = gzip.compress(json.dumps(completion(body, BLUE)).encode())
-    handler.send_response(200)
-    handler.send_header("Content-Encoding", "gzip")
-    handler.send_header("Content-Length", str(len(content)))
-    handler.end_headers()
-    handler.wfile.write(content)
-    return None
-
-
-def other_body(_: object, handler: Any, before: int) -> str | None:
-    if before:
-        return BLUE
-    send_json(handler, 200, {"hello": "there"})
-    return None
-
-
 def other_content(body: Any, handler: Any, before: int) -> str | None:
     if before:
         return BLUE
@@ -256,49 +212,20 @@ def other_content(body: Any, handler: Any, before: int) -> str | None:
 
 
 @pytest.mark.e2e
-def test_a_response_without_end_is_read_up_to_a_limit(serve: Any, tmp_path: Path) -> None:
-    sent = 0
-
-    def endless(_: object, handler: Any, before: int) -> str | None:
-        nonlocal sent
-        if before:
-            return BLUE
-        handler.send_response(200)
-        handler.end_headers()
-        handler.close_connection = True
-        with suppress(OSError):
-            while sent < 500_000_000:
-                handler.wfile.write(b" " * 1_000_000)
-                sent += 1_000_000
-        return None
-
-    _, url = serve(endless)
-    with models(tmp_path, endpoint(url)) as llm:
-        assert llm.ask({"judge": [question()]}, "test")["judge"] == [Colour(colour="blue")]
-        assert llm.costs()["judge"]["lost"] == 1
-    assert 16_000_000 < sent < 100_000_000
-
-
-@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("respond", "lost"),
     [
-        (reject(429), 0),
         (reject(503), 0),
-        (hang, 1),
         (cut, 1),
-        (drip, 1),
-        (packed, 1),
-        (other_body, 1),
         (other_content, 1),
     ],
-    ids=["429", "503", "hang", "cut", "drip", "packed", "other body", "other content"],
+    ids=["503", "cut", "other content"],
 )
-def test_a_transient_failure_is_retried(
+def test_a_call_that_is_retried_has_a_cost(
     serve: Any, tmp_path: Path, respond: Callable[..., str | None], lost: int
 ) -> None:
     _, url = serve(respond)
-    with models(tmp_path, endpoint(url, timeout=0.8 if respond in (hang, drip) else 30)) as llm:
+    with models(tmp_path, endpoint(url)) as llm:
         assert llm.ask({"judge": [question()]}, "test")["judge"] == [Colour(colour="blue")]
         costs = llm.costs()["judge"]
     assert (costs["calls"], costs["answered"]) == (2, 1)
@@ -363,28 +290,14 @@ def test_an_unreachable_endpoint_is_reported(
     assert capsys.readouterr().err.count(f"{url} (judge) ") == 1
 
 
-@pytest.mark.parametrize("status", [401, 404, 400])
-def test_a_permanent_failure_is_not_retried(serve: Any, tmp_path: Path, status: int) -> None:
-    recorder, url = serve(reject(status))
+def test_a_permanent_failure_ends_the_run(serve: Any, tmp_path: Path) -> None:
+    recorder, url = serve(reject(400))
     with (
         models(tmp_path, endpoint(url, concurrency=1)) as llm,
-        raises(LanguageModelError, code="request_rejected", endpoint="judge", status=status),
+        raises(LanguageModelError, code="request_rejected", endpoint="judge", status=400),
     ):
         llm.ask({"judge": [question("a"), question("b")]}, "test")
     assert len(recorder.bodies) == 1
-
-
-def test_questions_and_key_are_not_sent_to_the_address_of_a_redirect(
-    serve: Any, tmp_path: Path
-) -> None:
-    other, elsewhere = serve(lambda *_: BLUE)
-    _, url = serve(reject(307, {"Location": f"{elsewhere}/chat/completions"}))
-    with (
-        models(tmp_path, endpoint(url)) as llm,
-        raises(LanguageModelError, code="request_rejected", status=307),
-    ):
-        llm.ask({"judge": [question()]}, "test")
-    assert other.bodies == []
 
 
 def test_a_rejected_question_has_no_answer(serve: Any, tmp_path: Path) -> None:

@@ -191,16 +191,6 @@ async def test_a_hanging_redis_costs_its_time_out_until_the_breaker_opens(
         assert guarded.breaker.state is BreakerState.CLOSED
 
 
-@pytest.mark.e2e
-async def test_a_redis_that_hangs_during_use_costs_its_time_out(server: RedisServer) -> None:
-    async with Guarded(server.url, 0.4) as guarded:
-        assert await guarded.get() is None
-        server.hang()
-        for _ in range(4):
-            await guarded.fails()
-        assert guarded.errors == {"timeout": 3}
-
-
 async def test_an_open_breaker_stops_calls_to_a_silent_server() -> None:
     async with run_fake(None) as fake, Guarded(fake.url, IMPATIENT, connections=4) as guarded:
         async with asyncio.timeout(30):
@@ -418,36 +408,6 @@ async def test_the_response_to_a_cancelled_write_reaches_no_other_call(server: R
         (one,) = await cache.get_many([key(1)], COUNT)
         assert same(one, found(1))
         assert guarded.errors == {}
-
-
-@pytest.mark.e2e
-async def test_a_cancelled_call_does_not_count_as_a_failure(server: RedisServer) -> None:
-    async with Guarded(server.url, connections=2) as guarded:
-        server.hang()
-        for _ in range(5):
-            task = asyncio.create_task(guarded.get())
-            await asyncio.sleep(0.01)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        server.resume()
-        assert guarded.breaker.state is BreakerState.CLOSED
-        assert guarded.errors == {}
-        assert await guarded.get() is None
-
-
-@pytest.mark.e2e
-async def test_after_a_cancelled_probe_the_next_call_probes(server: RedisServer) -> None:
-    async with Guarded(server.url) as guarded:
-        server.kill()
-        for _ in range(3):
-            await guarded.fails()
-        server.start()
-        guarded.now += 5
-        await start_and_cancel(server, guarded.get)
-        assert guarded.breaker.state is BreakerState.OPEN
-        assert await guarded.get() is None
-        assert guarded.breaker.state is BreakerState.CLOSED
 
 
 @pytest.mark.e2e

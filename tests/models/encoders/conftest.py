@@ -12,6 +12,5 @@ def server() -> Iterator[FakeServer]:
         thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
         yield server
-        server.released.set()
         server.shutdown()
         thread.join()

@@ -2,8 +2,6 @@
 
 import base64
 import json
-import socket
-import struct
 import sys
 import threading
 import time
@@ -91,7 +89,6 @@ class FakeServer(ThreadingHTTPServer):
         self.paths: list[str] = []
         self.keys: list[str | None] = []
         self.times: list[float] = []
-        self.released = threading.Event()
 
     def script(self, *faults: Answer) -> None:
         """Sets the faults of the next requests and clears the record of earlier ones."""
@@ -117,28 +114,5 @@ def status(code: int, **headers: str) -> Answer:
     return answer
 
 
-def hang(handler: Handler, body: dict[str, Any]) -> None:
-    handler.server.released.wait(30)
-    handler.close_connection = True
-
-
-def trickle(handler: Handler, body: dict[str, Any]) -> None:
-    """Sends single bytes with pauses, so that each read is fast."""
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
-    while not handler.server.released.wait(0.05):
-        handler.wfile.write(b" ")
-
-
 def hang_up(handler: Handler, body: dict[str, Any]) -> None:
-    handler.close_connection = True
-
-
-def reset_in_body(handler: Handler, body: dict[str, Any]) -> None:
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
-    handler.wfile.write(b'{"data": [')
-    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     handler.close_connection = True
