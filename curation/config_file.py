@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from core.encoders import FrozenModel
 from core.errors import CareError
 from core.records import read_small_text
+from core.yaml_text import parse_yaml
 
 _CODES = {"extra_forbidden": "unknown_key", "missing": "missing_key"}
 
@@ -33,11 +34,11 @@ def load_config(
     """
     text = read_small_text(path)
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        values = parse_yaml(text)
+    except ValueError as error:
         reason = " ".join(str(error).split())
         raise CareError.at(path, f"is not valid YAML: {reason}", "not_yaml") from error
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
     if root is None or not isinstance(values, dict):
         raise CareError.at(path, "has no keys: it must be a mapping", "no_keys")
     for change in changes:
@@ -61,20 +62,13 @@ def _change(values: Any, change: str) -> None:
     name, equals, text = change.partition("=")
     *parents, last = name.split(".")
     try:
-        value = yaml.safe_load(text)
+        value = parse_yaml(text)
         if not equals:
             raise ValueError
         for part in parents:
             values = values[int(part)] if isinstance(values, list) else values.setdefault(part, {})
         values[int(last) if isinstance(values, list) else last] = value
-    except (
-        AttributeError,
-        IndexError,
-        RecursionError,
-        TypeError,
-        ValueError,
-        yaml.YAMLError,
-    ) as error:
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
         message = f"--set {change} is not KEY=VALUE with a dotted key that the file can have"
         raise CareError(message, code="bad_change", key=name) from error
 

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import yaml
-
 from core.files import writing_in
 from core.records import write_jsonl
 from core.text import normalize_text
+from core.yaml_text import parse_yaml
 from evaluation.beir import read_queries
 
 Part = Literal["a", "b"]
@@ -54,7 +53,7 @@ class Rewording:
     """
 
     def __init__(self, part: Part, seed: int = 0) -> None:
-        rules: dict[str, Any] = yaml.safe_load(_RULES.read_text(encoding="utf-8"))
+        rules: dict[str, Any] = parse_yaml(_RULES.read_text(encoding="utf-8"))
         self._key = f"{seed} {part}"
         self._words = _replacements(rules["words"], part)
         endings = _replacements(rules["endings"], part)

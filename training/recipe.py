@@ -16,11 +16,11 @@ from pathlib import Path
 from string import Template
 from typing import Annotated, Any, Self
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from core.encoders import Role
 from core.records import read_small_text
+from core.yaml_text import parse_yaml
 from training.errors import TrainingError
 from training.schema import Dev, EncoderInit, Seed, Settings
 from training.stages.contrastive import Contrastive, Joint
@@ -126,8 +126,8 @@ def _load(path: Path, extended: tuple[Path, ...]) -> dict[str, Any]:
         reason = "extends: the recipe extends itself, directly or through another recipe"
         raise TrainingError.at(path, reason, "circular_recipe")
     try:
-        data = yaml.safe_load(read_small_text(path))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        data = parse_yaml(read_small_text(path))
+    except ValueError as error:
         raise TrainingError.at(path, f"not valid YAML: {error}", "not_yaml") from error
     if not isinstance(data, dict):
         raise TrainingError.at(path, "a recipe must be a mapping of keys", "not_a_mapping")
@@ -145,8 +145,8 @@ def _parse_change(change: str) -> dict[str, Any]:
     if not equals or not key:
         raise TrainingError.at(f"--set {change}", "must be KEY=VALUE", "invalid_change")
     try:
-        nested: Any = yaml.safe_load(value)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        nested = parse_yaml(value)
+    except ValueError as error:
         reason = "the value is not valid YAML"
         raise TrainingError.at(f"--set {key}", reason, "invalid_change") from error
     for part in reversed(key.split(".")):

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import jieba
-import yaml
 
 from core.files import writing_in
 from core.records import write_jsonl
 from core.text import normalize_text
+from core.yaml_text import parse_yaml
 from training.data import read_dev, read_examples
 from training.recipe import Recipe
 
@@ -52,7 +52,7 @@ class Phrases:
     """
 
     def __init__(self, texts: Sequence[str], seed: int, lengths: tuple[int, int] = LENGTHS) -> None:
-        settings: dict[str, Any] = yaml.safe_load(_SETTINGS.read_text(encoding="utf-8"))
+        settings: dict[str, Any] = parse_yaml(_SETTINGS.read_text(encoding="utf-8"))
         self._rng = random.Random(seed)
         self._shortest, self._longest = lengths
         self._texts = [text for text in texts if len(text) >= SHORTEST]
