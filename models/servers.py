@@ -20,10 +20,6 @@ class BadResponseError(httpx2.RequestError):
 class TooLongError(BadResponseError):
     """A response is longer than any that is expected."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"more than {limit} bytes")
-        self.limit = limit
-
 
 def http_client(kind: Callable[..., Client], url: str, **options: Any) -> Client:
     """Returns a client for one server, which follows no redirects and asks for no compression.
@@ -102,7 +98,7 @@ class _Limited(httpx2.AsyncByteStream):
         async for piece in self._body:
             read += len(piece)
             if read > self._limit:
-                raise TooLongError(self._limit)
+                raise TooLongError(f"more than {self._limit} bytes")
             yield piece
 
     async def aclose(self) -> None:
