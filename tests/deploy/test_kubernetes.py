@@ -3,7 +3,8 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,7 @@ from service.observe.metrics import Metrics
 from service.routes.search import public_routes
 from service.settings import Settings
 from tests.commands import parse
-from tests.deploy import manifests
-from tests.deploy.manifests import Object, Objects, image_variables, pod
+from tests.deploy.manifests import Object, Objects, image_variables, pod, render
 from tests.deploy.rules import RULE_FILES
 from tests.deploy.tools import DEPLOY, PRIVATE, ROOT, find, run
 
@@ -28,31 +28,37 @@ KUBERNETES = DEPLOY / "kubernetes"
 VERSION = "1.37"
 # Kinds that operators define; Kubernetes has no schema for them.
 FOREIGN = {"ServiceMonitor", "PrometheusRule"}
-BUCKET = "../../components/index-from-bucket"
 
-WAIT = "../../components/wait-for-index"
-KUSTOMIZATIONS = [
-    "example",
-    "example_indexer",
-    "fetching",
-    "behind_ingress",
-    "with_key_file",
-    "care_mini",
-    "care_8b",
-    "indexer",
-    "indexer_gpu",
-    "upload",
-    "upload_pairs",
-]
+Kustomize = Callable[[str], Objects]
 
-Render = Callable[..., Objects]
+
+KUSTOMIZATIONS = {
+    "example": partial(render, "overlays/example"),
+    "example_indexer": partial(render, "overlays/example/indexer"),
+    "fetching": partial(
+        render,
+        "overlays/example",
+        components=["../../components/index-from-bucket"],
+        without=["../../components/wait-for-index"],
+    ),
+    "behind_ingress": partial(render, "overlays/example", components=["../../components/ingress"]),
+    "with_key_file": partial(render, "overlays/example", components=["../../components/api-keys"]),
+    "care_mini": partial(render, "overlays/care-mini"),
+    "care_8b": partial(render, "overlays/care-0.3b-8b"),
+    "indexer": partial(render, "indexer"),
+    "indexer_gpu": partial(render, "indexer-gpu"),
+    "upload": partial(render, "upload"),
+    "upload_pairs": partial(render, "upload-pairs"),
+}
 
 
 @pytest.fixture(scope="module")
-def render(tmp_path_factory: pytest.TempPathFactory) -> Render:
-    def build(folder: str, *components: str, without: Sequence[str] = ()) -> Objects:
-        deploy = tmp_path_factory.mktemp("deploy") / "deploy"
-        return manifests.render(folder, deploy, components, without)
+def kustomize(tmp_path_factory: pytest.TempPathFactory) -> Kustomize:
+    """Builds a kustomization by its name in KUSTOMIZATIONS, once for all tests."""
+
+    @cache
+    def build(name: str) -> Objects:
+        return KUSTOMIZATIONS[name](deploy=tmp_path_factory.mktemp(name) / "deploy")
 
     return build
 
@@ -63,59 +69,9 @@ def variables_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.fixture(scope="module")
-def example(render: Render) -> Objects:
-    return render("overlays/example")
-
-
-@pytest.fixture(scope="module")
-def example_indexer(render: Render) -> Objects:
-    return render("overlays/example/indexer")
-
-
-@pytest.fixture(scope="module")
-def fetching(render: Render) -> Objects:
-    return render("overlays/example", BUCKET, without=[WAIT])
-
-
-@pytest.fixture(scope="module")
-def behind_ingress(render: Render) -> Objects:
-    return render("overlays/example", "../../components/ingress")
-
-
-@pytest.fixture(scope="module")
-def with_key_file(render: Render) -> Objects:
-    return render("overlays/example", "../../components/api-keys")
-
-
-@pytest.fixture(scope="module")
-def care_mini(render: Render) -> Objects:
-    return render("overlays/care-mini")
-
-
-@pytest.fixture(scope="module")
-def care_8b(render: Render) -> Objects:
-    return render("overlays/care-0.3b-8b")
-
-
-@pytest.fixture(scope="module")
-def indexer(render: Render) -> Objects:
-    return render("indexer")
-
-
-@pytest.fixture(scope="module")
-def indexer_gpu(render: Render) -> Objects:
-    return render("indexer-gpu")
-
-
-@pytest.fixture(scope="module")
-def upload(render: Render) -> Objects:
-    return render("upload")
-
-
-@pytest.fixture(scope="module")
-def upload_pairs(render: Render) -> Objects:
-    return render("upload-pairs")
+@pytest.fixture
+def example(kustomize: Kustomize) -> Objects:
+    return kustomize("example")
 
 
 def pods(objects: Objects) -> list[Object]:
@@ -129,19 +85,16 @@ def containers(spec: Object) -> list[Object]:
 
 
 @pytest.mark.parametrize("name", KUSTOMIZATIONS)
-def test_every_object_follows_its_schema(name: str, request: pytest.FixtureRequest) -> None:
-    objects: Objects = request.getfixturevalue(name)
-    own = [item for (kind, _), item in objects.items() if kind not in FOREIGN]
+def test_every_object_follows_its_schema(name: str, kustomize: Kustomize) -> None:
+    own = [item for (kind, _), item in kustomize(name).items() if kind not in FOREIGN]
     assert own
     for item in own:
         kubernetes_validate.validate(item, VERSION, strict=True)
 
 
 @pytest.mark.parametrize("name", KUSTOMIZATIONS)
-def test_pods_have_no_more_privileges_than_they_need(
-    name: str, request: pytest.FixtureRequest
-) -> None:
-    for spec in pods(request.getfixturevalue(name)):
+def test_pods_have_no_more_privileges_than_they_need(name: str, kustomize: Kustomize) -> None:
+    for spec in pods(kustomize(name)):
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["runAsUser"] > 0
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -159,8 +112,8 @@ def test_pods_have_no_more_privileges_than_they_need(
 @pytest.mark.parametrize(
     "name", ["example", "fetching", "care_mini", "care_8b", "upload", "upload_pairs"]
 )
-def test_the_objects_that_pods_refer_to_exist(name: str, request: pytest.FixtureRequest) -> None:
-    objects: Objects = request.getfixturevalue(name)
+def test_the_objects_that_pods_refer_to_exist(name: str, kustomize: Kustomize) -> None:
+    objects = kustomize(name)
     names = {(kind, item["metadata"]["name"]) for (kind, _), item in objects.items()}
     for spec in pods(objects):
         mounted = {m["name"] for c in containers(spec) for m in c.get("volumeMounts", ())}
@@ -177,7 +130,8 @@ def test_the_objects_that_pods_refer_to_exist(name: str, request: pytest.Fixture
                 assert ("Secret", source["secretRef"]["name"]) in names
 
 
-def test_the_file_of_keys_is_in_a_mounted_secret(with_key_file: Objects) -> None:
+def test_the_file_of_keys_is_in_a_mounted_secret(kustomize: Kustomize) -> None:
+    with_key_file = kustomize("with_key_file")
     spec = pod(with_key_file["Deployment", "care"])
     (volume,) = (volume for volume in spec["volumes"] if "secret" in volume)
     (mount,) = (m for m in spec["containers"][0]["volumeMounts"] if m["name"] == volume["name"])
@@ -275,88 +229,95 @@ def indexing(objects: Objects) -> Any:
     return SimpleNamespace(**options)
 
 
-def test_the_sample_is_indexed_and_served_by_one_image_and_pair(care_mini: Objects) -> None:
-    options = indexing(care_mini)
-    settings = care_mini["ConfigMap", "care-settings"]["data"]
+@pytest.mark.parametrize(
+    ("built_by", "served_by"),
+    [
+        ("care_mini", "care_mini"),
+        ("care_8b", "care_8b"),
+        ("example_indexer", "example"),
+        ("indexer", "example"),
+    ],
+)
+def test_the_service_has_the_index_and_the_pair_of_the_indexer(
+    built_by: str, served_by: str, kustomize: Kustomize
+) -> None:
+    options = indexing(kustomize(built_by))
+    settings = kustomize(served_by)["ConfigMap", "care-settings"]["data"]
     assert (options.index, options.pair) == (settings["CARE_INDEX"], settings["CARE_PAIR"])
-    assert load_pair(options.pair).query.format == "onnx"
-    (indexer,), (service,) = (
-        pod(care_mini[kind])["containers"]
-        for kind in (("Job", "care-indexer"), ("Deployment", "care"))
-    )
+
+
+@pytest.mark.parametrize(
+    "names", [["care_mini"], ["care_8b"], ["example", "example_indexer"]], ids=" and ".join
+)
+def test_an_overlay_is_one_namespace(names: list[str], kustomize: Kustomize) -> None:
+    objects = [item for name in names for item in kustomize(name).values()]
+    assert {item["metadata"]["namespace"] for item in objects} == {"care"}
+
+
+@pytest.mark.parametrize(
+    ("built_by", "served_by"), [("care_mini", "care_mini"), ("example_indexer", "example")]
+)
+def test_without_a_gpu_indexer_and_service_have_one_image(
+    built_by: str, served_by: str, kustomize: Kustomize
+) -> None:
+    (indexer,) = pod(kustomize(built_by)["Job", "care-indexer"])["containers"]
+    (service,) = pod(kustomize(served_by)["Deployment", "care"])["containers"]
     assert indexer["image"] == service["image"]
-    dockerfile = (ROOT / "Dockerfile").read_text()
-    assert "COPY data/sample /data/sample" in dockerfile
+    assert load_pair(indexing(kustomize(built_by)).pair).query.format == "onnx"
+
+
+def test_the_sample_in_the_image_is_indexed_in_the_volume_that_is_served(
+    kustomize: Kustomize,
+) -> None:
+    options = indexing(kustomize("care_mini"))
+    assert "COPY data/sample /data/sample" in (ROOT / "Dockerfile").read_text()
     assert (ROOT / "data/sample" / Path(options.corpus).name).is_file()
-    volumes = [
-        {v["name"]: v for v in pod(care_mini[kind])["volumes"]}["indexes"]
-        for kind in (("Job", "care-indexer"), ("Deployment", "care"))
-    ]
-    assert volumes[0] == volumes[1]
-    for container in (indexer, service):
-        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    volumes = []
+    for workload in (("Job", "care-indexer"), ("Deployment", "care")):
+        spec = pod(kustomize("care_mini")[workload])
+        volumes += [volume for volume in spec["volumes"] if volume["name"] == "indexes"]
+        mounts = {m["name"]: m["mountPath"] for m in spec["containers"][0]["volumeMounts"]}
         assert mounts["indexes"] == str(options.indexes)
-    assert {item["metadata"]["namespace"] for item in care_mini.values()} == {"care"}
+    assert len(volumes) == 2
+    assert volumes[0] == volumes[1]
 
 
-def test_on_gpus_the_pair_in_the_volume_is_indexed_and_served(care_8b: Objects) -> None:
+def test_on_gpus_the_pair_in_the_volume_is_indexed_and_served(kustomize: Kustomize) -> None:
+    care_8b = kustomize("care_8b")
     options = indexing(care_8b)
-    settings = care_8b["ConfigMap", "care-settings"]["data"]
-    assert (options.index, options.pair) == (settings["CARE_INDEX"], settings["CARE_PAIR"])
     assert options.backend == "vllm"
     # The name of a trained pair: a folder in CARE_PAIRS.
     assert options.pair not in list_pairs()
-    variables = image_variables()
-    for kind, image in (
+    pairs = image_variables()["CARE_PAIRS"]
+    for workload, image in (
         (("Job", "care-indexer"), "care-retrieval-indexer-gpu"),
         (("Deployment", "care"), "care-retrieval-service-gpu"),
     ):
-        spec = pod(care_8b[kind])
+        spec = pod(care_8b[workload])
         for container in containers(spec):
             assert container["image"].rpartition(":")[0].endswith(f"/{image}")
         (container,) = spec["containers"]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
         assert {"key": "nvidia.com/gpu", "operator": "Exists"} in spec["tolerations"]
         mounts = {m["mountPath"]: m for m in container["volumeMounts"]}
-        assert mounts[variables["CARE_PAIRS"]]["readOnly"] is True
+        assert mounts[pairs]["readOnly"] is True
         volumes = {v["name"]: v for v in spec["volumes"]}
-        claim = volumes[mounts[variables["CARE_PAIRS"]]["name"]]["persistentVolumeClaim"]
+        claim = volumes[mounts[pairs]["name"]]["persistentVolumeClaim"]
         assert claim == {"claimName": "care-pairs", "readOnly": True}
     cache = Path(re.findall(r"CARE_TENSORRT_CACHE=(\S+)", (ROOT / "Dockerfile").read_text())[0])
     assert not mounts[str(cache.parent)].get("readOnly", False)
-    assert {item["metadata"]["namespace"] for item in care_8b.values()} == {"care"}
 
 
-def test_pairs_are_uploaded_to_the_volume_that_pods_mount(upload_pairs: Objects) -> None:
-    (container,) = pod(upload_pairs["Pod", "care-upload"])["containers"]
+def test_pairs_are_uploaded_to_the_volume_that_pods_mount(kustomize: Kustomize) -> None:
+    (container,) = pod(kustomize("upload_pairs")["Pod", "care-upload"])["containers"]
     mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
     assert mounts["pairs"] == image_variables()["CARE_PAIRS"]
     assert mounts["corpus"] == "/corpus"
 
 
-def test_the_overlay_builds_the_index_that_it_serves(
-    example: Objects, example_indexer: Objects
-) -> None:
-    options = indexing(example_indexer)
-    settings = example["ConfigMap", "care-settings"]["data"]
-    assert (options.index, options.pair) == (settings["CARE_INDEX"], settings["CARE_PAIR"])
-    job, deployment = (
-        pod(objects[kind])["containers"][0]["image"]
-        for objects, kind in (
-            (example_indexer, ("Job", "care-indexer")),
-            (example, ("Deployment", "care")),
-        )
-    )
-    assert job == deployment
-    spaces = {item["metadata"]["namespace"] for item in {**example, **example_indexer}.values()}
-    assert spaces == {"care"}
-
-
 @pytest.mark.parametrize("name", ["example", "care_mini", "care_8b"])
-def test_pods_wait_for_the_first_version(
-    name: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    spec = pod(request.getfixturevalue(name)["Deployment", "care"])
+def test_pods_wait_for_the_first_version(name: str, kustomize: Kustomize, tmp_path: Path) -> None:
+    spec = pod(kustomize(name)["Deployment", "care"])
     (waiting,) = spec["initContainers"]
     (service,) = spec["containers"]
     assert waiting["image"] == service["image"]
@@ -376,9 +337,9 @@ def test_pods_wait_for_the_first_version(
 
 @pytest.mark.parametrize(("name", "gpus"), [("indexer", 0), ("indexer_gpu", 1)])
 def test_the_indexer_has_a_valid_command_and_existing_volumes(
-    name: str, gpus: int, example: Objects, request: pytest.FixtureRequest
+    name: str, gpus: int, example: Objects, kustomize: Kustomize
 ) -> None:
-    indexer: Objects = request.getfixturevalue(name)
+    indexer = kustomize(name)
     options = indexing(indexer)
     spec = pod(indexer["Job", "care-indexer"])
     (container,) = spec["containers"]
@@ -395,12 +356,8 @@ def test_the_indexer_has_a_valid_command_and_existing_volumes(
     assert claims <= made
 
 
-def test_the_indexer_uses_the_pair_of_the_service(indexer: Objects, example: Objects) -> None:
-    settings = example["ConfigMap", "care-settings"]["data"]
-    assert indexing(indexer).pair == settings["CARE_PAIR"] == "care-mini"
-
-
-def test_the_ingress_and_the_service_have_the_same_path(behind_ingress: Objects) -> None:
+def test_the_ingress_and_the_service_have_the_same_path(kustomize: Kustomize) -> None:
+    behind_ingress = kustomize("behind_ingress")
     (rule,) = behind_ingress["Ingress", "care"]["spec"]["rules"]
     (path,) = rule["http"]["paths"]
     root = behind_ingress["ConfigMap", "care-settings"]["data"]["CARE_ROOT_PATH"]
