@@ -60,11 +60,6 @@ def read(path: Path, content: bytes) -> list[Record]:
     return list(read_corpus([path]))
 
 
-def write_records(folder: Path, count: int) -> bytes:
-    """Returns the bytes of a JSONL file of records."""
-    return write_jsonl(folder / "records.jsonl", make_records(count)).read_bytes()
-
-
 def record(**fields: Any) -> bytes:
     return json.dumps({"_id": "b", "text": "y"} | fields).encode()
 
@@ -309,24 +304,6 @@ def test_few_rows_of_parquet_are_read_at_a_time_if_they_are_long(
     assert peak[0] < 5_000_000
 
 
-@pytest.mark.parametrize("size", [0, 3, 100, -1])
-def test_a_truncated_parquet_file_is_an_error_that_names_it(tmp_path: Path, size: int) -> None:
-    path = tmp_path / "c.parquet"
-    pq.write_table(pa.table({"_id": ["a"], "text": ["x"]}), path)
-    path.write_bytes(path.read_bytes()[:size])
-    with raises(CorpusError, "unreadable", path=path):
-        list(read_corpus([path]))
-
-
-def test_parquet_text_that_is_not_utf8_is_an_error_that_names_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "c.parquet"
-    offsets, data = pa.array([0, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xfe")
-    text = pa.StringArray.from_buffers(1, offsets, data)
-    pq.write_table(pa.table({"_id": ["a"], "text": text}), path)
-    with raises(CorpusError, "unreadable", path=path):
-        list(read_corpus([path]))
-
-
 # Microseconds since 1970, beyond the range of Python's datetime.
 FAR = pa.array([2**62], pa.timestamp("us"))
 
@@ -337,16 +314,6 @@ def test_other_columns_of_parquet_are_not_read(tmp_path: Path) -> None:
     assert list(read_corpus([path])) == [(Location(str(path), 1), Document("a", "x"))]
     pq.write_table(pa.table({"when": FAR}), path)
     assert list(read_corpus([path])) == [(Location(str(path), 1), Reject("_id is missing"))]
-
-
-def test_values_outside_the_range_of_python_are_an_error_that_names_the_file(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "c.parquet"
-    metadata = pa.StructArray.from_arrays([FAR], ["when"])
-    pq.write_table(pa.table({"_id": ["a"], "text": ["x"], "metadata": metadata}), path)
-    with raises(CorpusError, "unreadable", path=path):
-        list(read_corpus([path]))
 
 
 def write_gzip(path: Path, content: bytes) -> Path:
@@ -362,24 +329,47 @@ def test_a_compressed_file_gives_the_records_of_the_plain_one(tmp_path: Path) ->
     ]
 
 
-@pytest.mark.parametrize("size", [1, 15, 400, -9, -1])
-def test_a_truncated_compressed_file_is_an_error_that_names_it(tmp_path: Path, size: int) -> None:
-    path = write_gzip(tmp_path / "c.jsonl.gz", write_records(tmp_path, 100))
-    path.write_bytes(path.read_bytes()[:size])
-    with raises(CorpusError, "unreadable", path=path):
-        list(read_corpus([path]))
+def parquet(**columns: Any) -> bytes:
+    """Returns a file of Parquet with these columns."""
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer)
+    return buffer.getvalue()
+
+
+PARQUET = parquet(_id=["a"], text=["x"])
+NOT_UTF8 = pa.StringArray.from_buffers(
+    1, pa.array([0, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xfe")
+)
+GZIP = gzip.compress("\n".join(map(json.dumps, make_records(100))).encode())
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [b"not gzip", gzip.compress(GOOD, mtime=0)[:12] + b"\xff" * 30],
-    ids=["no gzip", "damaged"],
+    ("name", "content"),
+    [
+        *(
+            pytest.param("c.parquet", PARQUET[:end], id=f"Parquet to {end}")
+            for end in (0, 3, 100, -1)
+        ),
+        pytest.param("c.parquet", parquet(_id=["a"], text=NOT_UTF8), id="text is not UTF-8"),
+        pytest.param(
+            "c.parquet",
+            parquet(_id=["a"], text=["x"], metadata=pa.StructArray.from_arrays([FAR], ["when"])),
+            id="outside the range of datetime",
+        ),
+        *(
+            pytest.param("c.jsonl.gz", GZIP[:end], id=f"gzip to {end}")
+            for end in (1, 15, 400, -9, -1)
+        ),
+        pytest.param("c.jsonl.gz", b"not gzip", id="not gzip"),
+        pytest.param("c.jsonl.gz", GZIP[:12] + b"\xff" * 30, id="damaged gzip"),
+    ],
 )
-def test_a_damaged_compressed_file_is_an_error_that_names_it(tmp_path: Path, damage: bytes) -> None:
-    path = tmp_path / "c.jsonl.gz"
-    path.write_bytes(damage)
-    with raises(CorpusError, "unreadable", path=path):
-        list(read_corpus([path]))
+def test_an_unreadable_file_is_an_error_that_names_it(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with raises(CorpusError, "unreadable", path=tmp_path / name):
+        list(read_corpus([tmp_path / name]))
 
 
 def test_a_small_file_that_expands_to_a_huge_line_is_read_in_bounded_memory(

@@ -34,6 +34,7 @@ from tests.errors import error_code, raises
 from tests.indexer.builds import build_options, edit_manifest, only_folder, state
 
 Records = list[dict[str, Any]]
+Change = Callable[..., Changes]
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def options(tmp_path: Path) -> BuildOptions:
 
 
 @pytest.fixture
-def change(tmp_path: Path) -> Callable[..., Changes]:
+def change(tmp_path: Path) -> Change:
     """Writes the files of an update."""
 
     def make(add: Records | None = None, delete: list[str] | None = None, **more: bool) -> Changes:
@@ -95,12 +96,18 @@ ADDED = [NEW[0], *REPLACED, *NEW[1:]]
 DELETED = ["d0000", "d0059", "d0030", "d0031"]
 
 
+@pytest.fixture
+def old(build_version: Builder) -> IndexManifest:
+    """The active version, with the documents OLD."""
+    return build_version(OLD)
+
+
 @pytest.mark.parametrize("factory", ["Flat", "HNSW8", "HNSW8,Flat", "HNSW8,SQ8"])
 def test_an_update_equals_a_build_of_the_resulting_corpus(
     tmp_path: Path,
     build_version: Builder,
     options: BuildOptions,
-    change: Callable[..., Changes],
+    change: Change,
     factory: str,
 ) -> None:
     build_version(OLD, factory=factory)
@@ -129,7 +136,7 @@ def test_an_update_equals_a_build_of_the_resulting_corpus(
 @pytest.mark.e2e
 @pytest.mark.parametrize("factory", ["Flat", "HNSW8,SQ8"])
 def test_an_index_of_chunks_is_updated_by_documents(
-    tmp_path: Path, build_version: Builder, change: Callable[..., Changes], factory: str
+    tmp_path: Path, build_version: Builder, change: Change, factory: str
 ) -> None:
     def long(records: Records) -> Records:
         """Every third document has six sentences, each of one or two chunks."""
@@ -169,7 +176,7 @@ def test_an_index_of_chunks_is_updated_by_documents(
 
 
 def test_an_update_gives_the_same_hits_as_a_build(
-    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+    build_version: Builder, options: BuildOptions, change: Change
 ) -> None:
     build_version(OLD)
     manifest, _ = run(options, change(ADDED, DELETED))
@@ -188,56 +195,43 @@ def test_an_update_gives_the_same_hits_as_a_build(
 
 
 @pytest.mark.parametrize(
-    ("add", "texts"),
+    ("add", "delete", "encoded"),
     [
-        ([changed(OLD[5], metadata={"department": "外科"})], 0),
-        ([changed(OLD[5], text=f" {OLD[5]['text']}\u200b ")], 0),  # the same after the text rules
-        ([changed(OLD[5], _id="copy")], 0),
-        ([changed(OLD[5], _id="copy", title="")], 1),
-        ([changed(NEW[0], _id=f"n{i}") for i in range(3)], 1),
+        pytest.param([changed(OLD[5], metadata={"department": "外科"})], [], 0, id="metadata"),
+        # The same text after the text rules.
+        pytest.param([changed(OLD[5], text=f" {OLD[5]['text']}\u200b ")], [], 0, id="white space"),
+        pytest.param([changed(OLD[5], _id="copy")], [], 0, id="copy"),
+        pytest.param([changed(OLD[5], _id="renamed")], ["d0005"], 0, id="copy of a deleted one"),
+        pytest.param([changed(OLD[5], _id="copy", title="")], [], 1, id="title"),
+        pytest.param([changed(NEW[0], _id=f"n{i}") for i in range(3)], [], 1, id="new copies"),
     ],
-    ids=["metadata", "white space", "copy", "title", "copies"],
 )
 def test_texts_with_known_vectors_are_not_encoded(
     build_version: Builder,
     options: BuildOptions,
-    change: Callable[..., Changes],
+    change: Change,
     add: Records,
-    texts: int,
+    delete: list[str],
+    encoded: int,
 ) -> None:
     build_version(OLD)
     encoder = BigramEncoder("document")
-    manifest, _ = run(options, change(add), encoder)
-    assert encoder.texts_seen == texts
-    rebuilt = build_version(records_after(OLD, add, []))
-    assert manifest.files == rebuilt.files
-
-
-def test_the_vector_of_a_deleted_document_is_reused_for_the_same_text(
-    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
-) -> None:
-    build_version(OLD)
-    encoder = BigramEncoder("document")
-    run(options, change([changed(OLD[5], _id="renamed")], ["d0005"]), encoder)
-    assert encoder.texts_seen == 0
+    manifest, _ = run(options, change(add, delete), encoder)
+    assert encoder.texts_seen == encoded
+    assert manifest.files == build_version(records_after(OLD, add, delete)).files
 
 
 def test_encode_all_encodes_all_texts(
-    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+    old: IndexManifest, options: BuildOptions, change: Change
 ) -> None:
-    build_version(OLD)
     encoder = BigramEncoder("document")
     manifest, _ = run(options, change(NEW, encode_all=True), encoder)
     assert (encoder.texts_seen, manifest.corpus.reused_texts) == (70, 0)
 
 
 def test_encode_all_encodes_all_texts_after_an_interrupted_update(
-    build_version: Builder,
-    options: BuildOptions,
-    change: Callable[..., Changes],
-    monkeypatch: pytest.MonkeyPatch,
+    old: IndexManifest, options: BuildOptions, change: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build_version(OLD)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("indexer.build._write_version", raise_interrupt)
         run(options, change(NEW))
@@ -251,7 +245,7 @@ def raise_interrupt(*_: object) -> None:
 
 
 def test_updates_are_built_on_each_other_and_rolled_back(
-    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+    build_version: Builder, options: BuildOptions, change: Change
 ) -> None:
     built = build_version(OLD, factory="HNSW8,SQ8", recall=0.9)
     settings = build_options(
@@ -276,7 +270,7 @@ def test_updates_are_built_on_each_other_and_rolled_back(
 
 
 def test_the_vectors_of_a_lossy_index_are_read_from_its_shards(
-    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+    build_version: Builder, options: BuildOptions, change: Change
 ) -> None:
     manifest = build_version(OLD, factory="HNSW8,SQ8")
     shard = only_folder(options.builds / "test") / "shard-00001.npy"
@@ -293,9 +287,8 @@ def test_the_vectors_of_a_lossy_index_are_read_from_its_shards(
 
 
 def test_an_exact_index_needs_no_shards(
-    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+    old: IndexManifest, options: BuildOptions, change: Change
 ) -> None:
-    build_version(OLD)
     shutil.rmtree(options.builds)
     encoder = BigramEncoder("document")
     run(options, change(NEW), encoder)
@@ -303,13 +296,8 @@ def test_an_exact_index_needs_no_shards(
 
 
 def test_vectors_of_another_text_normalisation_are_not_reused(
-    build_version: Builder,
-    options: BuildOptions,
-    change: Callable[..., Changes],
-    monkeypatch: pytest.MonkeyPatch,
+    old: IndexManifest, options: BuildOptions, change: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build_version(OLD)
-
     def rule(title: str, text: str) -> str:
         return f"{title} {text}"
 
@@ -319,19 +307,15 @@ def test_vectors_of_another_text_normalisation_are_not_reused(
 
 
 def test_another_encoder_is_an_error_that_names_both_spaces(
-    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+    old: IndexManifest, options: BuildOptions, change: Change
 ) -> None:
-    build_version(OLD)
     with raises(EmbeddingSpaceError, "other_encoder", differ=["embedding_space"]):
         run(options, change(NEW), BigramEncoder("document", "other-9"))
 
 
 @pytest.mark.parametrize("other", [{"backend": "vllm"}, {"dtype": "float16"}])
 def test_vectors_of_another_backend_or_dtype_are_not_mixed(
-    build_version: Builder,
-    options: BuildOptions,
-    change: Callable[..., Changes],
-    other: dict[str, str],
+    build_version: Builder, options: BuildOptions, change: Change, other: dict[str, str]
 ) -> None:
     build_version(OLD, backend="transformers", dtype="bfloat16")
     same = replace(options, backend="transformers", dtype="bfloat16")
@@ -343,9 +327,8 @@ def test_vectors_of_another_backend_or_dtype_are_not_mixed(
 
 
 def test_unknown_ids_are_an_error_unless_missing_ok(
-    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+    old: IndexManifest, options: BuildOptions, change: Change
 ) -> None:
-    build_version(OLD)
     delete = ["d0001", "", "none-2", "  ", "none-1"]
     ids = options.indexes.parent / "ids.txt"
     with raises(CorpusError, "unknown_id", path=ids, id="none-2", count=2):
@@ -366,15 +349,14 @@ def test_unknown_ids_are_an_error_unless_missing_ok(
     ids=["both", "all", "nothing", "duplicate", "reject", "empty"],
 )
 def test_invalid_changes_do_not_change_the_index(
-    build_version: Builder,
+    old: IndexManifest,
     options: BuildOptions,
-    change: Callable[..., Changes],
+    change: Change,
     add: Records | None,
     delete: list[str] | None,
     code: str,
     fields: dict[str, Any],
 ) -> None:
-    build_version(OLD)
     before = state(options.indexes)
     with raises(CorpusError, code, **fields):
         run(options, change(add, delete))
@@ -410,15 +392,14 @@ def test_full_text_changes_without_a_new_file_of_vectors(
 
 
 def test_a_term_list_is_kept_replaced_and_removed(
-    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+    old: IndexManifest, options: BuildOptions, change: Change
 ) -> None:
-    base = build_version(OLD)
     spec = BigramEncoder("document").spec
     first, second = (TermList({word: ("高血压",)}) for word in ("压力大", "血压高"))
-    listed = update_components(replace(options, terms=first), base, spec)
+    listed = update_components(replace(options, terms=first), old, spec)
     assert listed
     assert update_components(replace(options, terms=first), listed, spec) is None
-    assert listed.components["lexical"] == base.components["lexical"]
+    assert listed.components["lexical"] == old.components["lexical"]
     assert read_terms(folder_of(options, listed), listed, GIVEN) == first
     added, _ = run(replace(options, terms=first), change(NEW))
     assert read_terms(folder_of(options, added), added, GIVEN) == first
@@ -435,7 +416,7 @@ def test_a_term_list_is_kept_replaced_and_removed(
 def test_full_text_of_an_older_release_is_searched_as_it_is_until_an_update(
     build_version: Builder,
     options: BuildOptions,
-    change: Callable[..., Changes],
+    change: Change,
     monkeypatch: pytest.MonkeyPatch,
     documents: bool,
 ) -> None:
@@ -484,16 +465,15 @@ def test_full_text_of_a_version_that_is_no_longer_active(
 
 
 def test_the_weight_changes_with_documents_that_do_not(
-    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+    old: IndexManifest, options: BuildOptions, change: Change
 ) -> None:
-    base = build_version(OLD)
     manifest, encoded = run(replace(options, fusion={"lexical": 0.25}), change(OLD[:5]))
     assert (manifest.fusion, encoded.summary.new_texts) == ({"lexical": 0.25}, 0)
-    assert manifest.files == base.files
+    assert manifest.files == old.files
 
 
 def test_a_damaged_version_is_not_updated(
-    published: Path, options: BuildOptions, change: Callable[..., Changes]
+    published: Path, options: BuildOptions, change: Change
 ) -> None:
     path = published / "vectors.faiss"
     content = bytearray(path.read_bytes())
@@ -518,22 +498,21 @@ class FailingEncoder(BigramEncoder):
 
 
 def test_an_update_keeps_only_its_shards(
-    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+    old: IndexManifest, options: BuildOptions, change: Change
 ) -> None:
-    base = build_version(OLD)
     encoders = BigramEncoder("document"), BigramEncoder("query")
-    assert update(options, change([OLD[0]]), base, *encoders) is None
+    assert update(options, change([OLD[0]]), old, *encoders) is None
     manifest, encoded = run(options, change(NEW))
     folders = {path.name for path in (options.builds / "test").iterdir()}
     assert {name[:8] for name in folders} == {
-        version.rpartition("-")[2] for version in (base.version, manifest.version)
+        version.rpartition("-")[2] for version in (old.version, manifest.version)
     }
     prune(options.index, options.builds, keep=1)
     assert only_folder(options.builds / "test") == encoded.folder
 
 
 def test_an_interrupted_update_resumes_after_a_prune(
-    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+    build_version: Builder, options: BuildOptions, change: Change
 ) -> None:
     build_version(OLD)
     build_version(OLD[:40])
@@ -549,7 +528,7 @@ def test_an_interrupted_update_resumes_after_a_prune(
 
 
 def test_prune_deletes_an_interrupted_update_of_a_deleted_version(
-    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+    build_version: Builder, options: BuildOptions, change: Change
 ) -> None:
     build_version(OLD)
     with raises(CareError, "no_more"):
@@ -561,9 +540,8 @@ def test_prune_deletes_an_interrupted_update_of_a_deleted_version(
 
 
 def test_rejects_of_an_update_are_counted_and_listed(
-    tmp_path: Path, build_version: Builder, change: Callable[..., Changes]
+    tmp_path: Path, old: IndexManifest, change: Change
 ) -> None:
-    build_version(OLD)
     settings = build_options(tmp_path, Path("unread"), max_reject_rate=0.1)
     manifest, encoded = run(settings, change([*NEW, {"_id": "bad"}]))
     assert manifest.corpus.rejected == 1
@@ -572,9 +550,8 @@ def test_rejects_of_an_update_are_counted_and_listed(
 
 
 def test_changes_without_effect_do_not_create_a_version(
-    build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+    old: IndexManifest, options: BuildOptions, change: Change
 ) -> None:
-    build_version(OLD)
     run(options, change(ADDED, DELETED))
     base = active_manifest(options.index)
     before = state(options.indexes)
@@ -591,9 +568,8 @@ def test_changes_without_effect_do_not_create_a_version(
 
 
 def test_an_updated_index_is_not_up_to_date_with_the_corpus_it_was_built_from(
-    tmp_path: Path, build_version: Builder, options: BuildOptions, change: Callable[..., Changes]
+    tmp_path: Path, old: IndexManifest, options: BuildOptions, change: Change
 ) -> None:
-    build_version(OLD)
     settings = build_options(tmp_path, tmp_path / "corpus.jsonl")
     spec = make_spec("document")
     assert up_to_date(settings, spec)
@@ -622,7 +598,7 @@ class SwitchingEncoder(BigramEncoder):
 
 @pytest.mark.parametrize("keep", [0, 1])
 def test_an_update_is_not_published_if_its_base_is_no_longer_active(
-    build_version: Builder, options: BuildOptions, change: Callable[..., Changes], keep: int
+    build_version: Builder, options: BuildOptions, change: Change, keep: int
 ) -> None:
     first = build_version(OLD[:50])
     second = build_version(OLD)
@@ -650,7 +626,7 @@ def test_the_command_reports_its_changes(
     tmp_path: Path,
     build_version: Builder,
     options: BuildOptions,
-    change: Callable[..., Changes],
+    change: Change,
     pair_file: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -8,7 +8,6 @@ import pytest
 from care.cli.main import main
 from core.errors import CareError, IndexVersionError
 from core.locks import exclusive
-from core.versions import IndexFolder
 from indexer.build import encode
 from indexer.publication import IndexWriter, holders
 from indexer.versions import activate, migrate, prune, rollback
@@ -28,6 +27,11 @@ def versions(build_version: Builder) -> list[str]:
 
 
 @pytest.fixture
+def index(indexes: Path) -> IndexWriter:
+    return IndexWriter(indexes, "test")
+
+
+@pytest.fixture
 def builds(tmp_path: Path) -> Path:
     return tmp_path / "builds"
 
@@ -42,44 +46,42 @@ def keys_of(versions: list[str]) -> list[str]:
 
 
 def test_versions_are_listed_in_order_and_the_last_is_active(
-    versions: list[str], indexes: Path
+    versions: list[str], index: IndexWriter
 ) -> None:
-    assert IndexFolder(indexes, "test").versions() == versions
-    assert IndexFolder(indexes, "test").active() == versions[-1]
+    assert index.versions() == versions
+    assert index.active() == versions[-1]
 
 
-def test_any_version_can_be_activated(versions: list[str], indexes: Path) -> None:
+def test_any_version_can_be_activated(versions: list[str], index: IndexWriter) -> None:
     for version in versions:
-        activate(IndexWriter(indexes, "test"), version)
-        assert IndexFolder(indexes, "test").active() == version
+        activate(index, version)
+        assert index.active() == version
 
 
 def test_an_unknown_version_is_an_error_that_names_the_known_versions(
-    versions: list[str], indexes: Path
+    versions: list[str], index: IndexWriter
 ) -> None:
     with raises(IndexVersionError, "unknown_version", version="x"):
-        activate(IndexWriter(indexes, "test"), "x")
+        activate(index, "x")
 
 
-def test_a_damaged_version_cannot_be_activated(versions: list[str], indexes: Path) -> None:
-    (indexes / "test" / versions[2] / "vectors.faiss").unlink()
+def test_a_damaged_version_cannot_be_activated(versions: list[str], index: IndexWriter) -> None:
+    (index.path / versions[2] / "vectors.faiss").unlink()
     with raises(IndexVersionError, "file_missing"):
-        activate(IndexWriter(indexes, "test"), versions[2])
+        activate(index, versions[2])
     with raises(IndexVersionError, "file_missing"):
-        rollback(IndexWriter(indexes, "test"))
-    assert IndexFolder(indexes, "test").active() == versions[-1]
+        rollback(index)
+    assert index.active() == versions[-1]
 
 
-def test_each_rollback_activates_the_previous_version(versions: list[str], indexes: Path) -> None:
+def test_each_rollback_activates_the_previous_version(
+    versions: list[str], index: IndexWriter
+) -> None:
     for version in versions[-2::-1]:
-        assert (
-            rollback(IndexWriter(indexes, "test"))
-            == version
-            == IndexFolder(indexes, "test").active()
-        )
+        assert rollback(index) == version == index.active()
     with raises(IndexVersionError, "no_older_version", version=versions[0]):
-        rollback(IndexWriter(indexes, "test"))
-    assert IndexFolder(indexes, "test").active() == versions[0]
+        rollback(index)
+    assert index.active() == versions[0]
 
 
 @pytest.mark.parametrize(
@@ -87,52 +89,52 @@ def test_each_rollback_activates_the_previous_version(versions: list[str], index
     [(3, 2, [2, 3]), (0, 2, [0, 2, 3]), (0, 0, [0]), (2, 1, [2, 3]), (3, 9, [0, 1, 2, 3])],
 )
 def test_the_newest_and_the_active_version_are_kept(
-    versions: list[str], indexes: Path, builds: Path, active: int, keep: int, kept: list[int]
+    versions: list[str], index: IndexWriter, builds: Path, active: int, keep: int, kept: list[int]
 ) -> None:
-    activate(IndexWriter(indexes, "test"), versions[active])
-    deleted = prune(IndexWriter(indexes, "test"), builds, keep=keep)
-    assert IndexFolder(indexes, "test").versions() == [versions[i] for i in kept]
-    assert sorted(deleted + IndexFolder(indexes, "test").versions()) == versions
-    assert IndexFolder(indexes, "test").active() == versions[active]
+    activate(index, versions[active])
+    deleted = prune(index, builds, keep=keep)
+    assert index.versions() == [versions[i] for i in kept]
+    assert sorted(deleted + index.versions()) == versions
+    assert index.active() == versions[active]
 
 
 def test_incomplete_versions_of_killed_builds_are_removed(
-    versions: list[str], indexes: Path, builds: Path
+    versions: list[str], index: IndexWriter, builds: Path
 ) -> None:
-    left_over = indexes / "test" / ".20200101T000000.000000Z-0.tmp"
+    left_over = index.path / ".20200101T000000.000000Z-0.tmp"
     left_over.mkdir()
     (left_over / "vectors.faiss").write_bytes(b"half")
-    assert prune(IndexWriter(indexes, "test"), builds, keep=9) == []
+    assert prune(index, builds, keep=9) == []
     assert not left_over.exists()
 
 
 def test_without_an_active_version_nothing_is_deleted(
-    versions: list[str], indexes: Path, builds: Path
+    versions: list[str], index: IndexWriter, builds: Path
 ) -> None:
-    (indexes / "test" / "CURRENT").unlink()
+    (index.path / "CURRENT").unlink()
     with raises(IndexVersionError, "no_active_version"):
-        prune(IndexWriter(indexes, "test"), builds, keep=0)
-    assert IndexFolder(indexes, "test").versions() == versions
+        prune(index, builds, keep=0)
+    assert index.versions() == versions
 
 
 def test_the_build_folder_of_a_deleted_version_is_deleted(
-    versions: list[str], indexes: Path, builds: Path
+    versions: list[str], index: IndexWriter, builds: Path
 ) -> None:
     assert keys(builds) == keys_of(versions)
-    prune(IndexWriter(indexes, "test"), builds, keep=2)
+    prune(index, builds, keep=2)
     assert keys(builds) == keys_of(versions[2:])
 
 
 def test_the_build_folder_of_a_kept_version_is_kept(
-    build_version: Builder, indexes: Path, builds: Path
+    build_version: Builder, index: IndexWriter, builds: Path
 ) -> None:
     first, second = (build_version(make_records(20), factory=f) for f in ("Flat", "HNSW8"))
-    assert prune(IndexWriter(indexes, "test"), builds, keep=1) == [first.version]
+    assert prune(index, builds, keep=1) == [first.version]
     assert keys(builds) == keys_of([second.version])
 
 
 def test_build_folders_without_a_version_are_kept(
-    versions: list[str], indexes: Path, builds: Path, options: OptionsMaker
+    versions: list[str], index: IndexWriter, builds: Path, options: OptionsMaker
 ) -> None:
     """Folders of encoded shards, of a killed build, and other folders."""
     encoded = encode(options(make_records(9)), BigramEncoder("document")).folder
@@ -141,65 +143,67 @@ def test_build_folders_without_a_version_are_kept(
     for path in (killed, other):
         path.mkdir()
     # A second build from the first version's shards, killed when it published.
-    (indexes / "test" / f".29990101T000000.000000Z-{keys_of(versions[:1])[0]}.tmp").mkdir()
-    prune(IndexWriter(indexes, "test"), builds, keep=1)
+    (index.path / f".29990101T000000.000000Z-{keys_of(versions[:1])[0]}.tmp").mkdir()
+    prune(index, builds, keep=1)
     kept = keys_of([versions[0], versions[-1]])
     assert keys(builds) == sorted([*kept, *(path.name[:8] for path in (encoded, killed, other))])
 
 
-def test_a_locked_build_folder_is_kept(versions: list[str], indexes: Path, builds: Path) -> None:
+def test_a_locked_build_folder_is_kept(
+    versions: list[str], index: IndexWriter, builds: Path
+) -> None:
     (at_work,) = (builds / "test").glob(f"{keys_of(versions[:1])[0]}*")
     with exclusive(at_work, "build"):
-        prune(IndexWriter(indexes, "test"), builds, keep=1)
+        prune(index, builds, keep=1)
     assert keys(builds) == keys_of([versions[0], versions[-1]])
 
 
 def test_a_new_version_has_a_number_and_the_active_one_as_parent(
-    versions: list[str], build_version: Builder, indexes: Path, builds: Path
+    versions: list[str], build_version: Builder, index: IndexWriter, builds: Path
 ) -> None:
-    manifests = IndexFolder(indexes, "test").manifests()
+    manifests = index.manifests()
     assert [m.number for m in manifests] == [1, 2, 3, 4]
     assert [m.parent for m in manifests] == [None, *versions[:3]]
-    activate(IndexWriter(indexes, "test"), versions[0])
-    prune(IndexWriter(indexes, "test"), builds, keep=0)
+    activate(index, versions[0])
+    prune(index, builds, keep=0)
     new = build_version(make_records(20))
     assert (new.number, new.parent) == (2, versions[0])
 
 
 def test_a_rollback_goes_to_the_parent_or_else_to_the_version_before(
-    versions: list[str], build_version: Builder, indexes: Path, builds: Path
+    versions: list[str], build_version: Builder, index: IndexWriter, builds: Path
 ) -> None:
-    activate(IndexWriter(indexes, "test"), versions[1])
+    activate(index, versions[1])
     new = build_version(make_records(20)).version
-    assert rollback(IndexWriter(indexes, "test")) == versions[1]
-    activate(IndexWriter(indexes, "test"), new)
-    shutil.rmtree(indexes / "test" / versions[1])
-    assert rollback(IndexWriter(indexes, "test")) == versions[3]
+    assert rollback(index) == versions[1]
+    activate(index, new)
+    shutil.rmtree(index.path / versions[1])
+    assert rollback(index) == versions[3]
 
 
 def test_a_deleted_active_version_has_none_before(
-    versions: list[str], indexes: Path, capsys: pytest.CaptureFixture[str]
+    versions: list[str], index: IndexWriter, indexes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.rmtree(indexes / "test" / versions[3])
+    shutil.rmtree(index.path / versions[3])
     with raises(IndexVersionError, "no_older_version", version=versions[3]):
-        rollback(IndexWriter(indexes, "test"))
+        rollback(index)
     assert main(["versions", "list", "--indexes", str(indexes)]) == 0
     assert versions[3] in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("written", [0, 1, 2, 3, 5, 8], ids="{} files are written".format)
 def test_an_interrupted_migration_keeps_the_order(
-    versions: list[str], indexes: Path, monkeypatch: pytest.MonkeyPatch, written: int
+    versions: list[str], index: IndexWriter, monkeypatch: pytest.MonkeyPatch, written: int
 ) -> None:
     for version in versions:
-        edit_manifest(indexes / "test" / version, to_schema_1)
-    (indexes / "test" / versions[3]).rename(indexes / "test" / "0")  # the clock was set back
-    edit_manifest(indexes / "test" / "0", lambda m: m.update(version="0"))
+        edit_manifest(index.path / version, to_schema_1)
+    (index.path / versions[3]).rename(index.path / "0")  # the clock was set back
+    edit_manifest(index.path / "0", lambda m: m.update(version="0"))
     edit_manifest(
-        indexes / "test" / "0", lambda m: m["corpus"].update(update=UPDATE | {"base": versions[2]})
+        index.path / "0", lambda m: m["corpus"].update(update=UPDATE | {"base": versions[2]})
     )
     ordered = [*versions[:3], "0"]
-    assert IndexFolder(indexes, "test").versions() == ordered
+    assert index.versions() == ordered
     left = written
 
     def interrupted(path: Path, text: str) -> None:
@@ -211,10 +215,10 @@ def test_an_interrupted_migration_keeps_the_order(
 
     with monkeypatch.context() as patch, suppress(OSError):
         patch.setattr("core.versions.write_text", interrupted)
-        migrate(IndexWriter(indexes, "test"))
-    assert IndexFolder(indexes, "test").versions() == ordered
-    assert migrate(IndexWriter(indexes, "test")) == ordered[: 4 - written // 2]  # two files each
-    assert [(m.version, m.number) for m in IndexFolder(indexes, "test").manifests()] == [
+        migrate(index)
+    assert index.versions() == ordered
+    assert migrate(index) == ordered[: 4 - written // 2]  # two files each
+    assert [(m.version, m.number) for m in index.manifests()] == [
         (version, number) for number, version in enumerate(ordered, start=1)
     ]
 
@@ -231,59 +235,61 @@ def test_a_missing_index_is_not_created(indexes: Path, builds: Path) -> None:
 
 
 def test_a_command_that_waits_too_long_names_the_holder(
-    versions: list[str], indexes: Path, builds: Path, monkeypatch: pytest.MonkeyPatch
+    versions: list[str], index: IndexWriter, builds: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("indexer.publication.CHANGE_WAIT", 0.0)
-    with IndexWriter(indexes, "test").changing("activate"):
-        assert [holder.command for holder in holders(indexes / "test")] == ["activate"]
+    with index.changing("activate"):
+        assert [holder.command for holder in holders(index.path)] == ["activate"]
         for command in (
-            lambda: rollback(IndexWriter(indexes, "test")),
-            lambda: prune(IndexWriter(indexes, "test"), builds, keep=0),
-            lambda: migrate(IndexWriter(indexes, "test")),
+            lambda: rollback(index),
+            lambda: prune(index, builds, keep=0),
+            lambda: migrate(index),
         ):
             with raises(CareError, "locked", command="activate", pid=os.getpid()):
                 command()
-    assert IndexFolder(indexes, "test").versions() == versions
-    assert holders(indexes / "test") == []
+    assert index.versions() == versions
+    assert holders(index.path) == []
 
 
-def test_a_prune_spares_a_running_build(versions: list[str], indexes: Path, builds: Path) -> None:
-    new = indexes / "test" / ".20300101T000000.000000Z-0.tmp"
-    with IndexWriter(indexes, "test").building("build"):
+def test_a_prune_spares_a_running_build(
+    versions: list[str], index: IndexWriter, builds: Path
+) -> None:
+    new = index.path / ".20300101T000000.000000Z-0.tmp"
+    with index.building("build"):
         new.mkdir()
-        assert prune(IndexWriter(indexes, "test"), builds, keep=1) == versions[2::-1]
+        assert prune(index, builds, keep=1) == versions[2::-1]
     assert new.exists()
-    prune(IndexWriter(indexes, "test"), builds, keep=1)
+    prune(index, builds, keep=1)
     assert not new.exists()
 
 
 def test_a_prune_removes_what_killed_commands_left(
-    versions: list[str], indexes: Path, builds: Path
+    versions: list[str], index: IndexWriter, builds: Path
 ) -> None:
     token = "0123456789abcdef"
     (folder,) = (builds / "test").glob(f"{keys_of(versions[3:])[0]}*")
     left = [
-        indexes / "test" / ".20200101T000000.000000Z-0.deleted" / "f",
-        indexes / "test" / f".CURRENT.{token}.tmp",
+        index.path / ".20200101T000000.000000Z-0.deleted" / "f",
+        index.path / f".CURRENT.{token}.tmp",
         builds / "test" / f".{token}.deleted" / "f",
         folder / f".corpus.json.{token}.tmp",
     ]
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    prune(IndexWriter(indexes, "test"), builds, keep=9)
+    prune(index, builds, keep=9)
     assert [path for path in left if path.exists()] == []
-    assert IndexFolder(indexes, "test").versions() == versions
+    assert index.versions() == versions
 
 
 def test_a_build_folder_is_deleted_again_after_a_killed_prune(
-    build_version: Builder, indexes: Path, builds: Path
+    build_version: Builder, index: IndexWriter, builds: Path
 ) -> None:
     old = build_version(make_records(10)).version
     (key,) = (path.name for path in (builds / "test").iterdir())
     build_version(make_records(11))
     left = builds / "test" / f".{key}.deleted"
     shutil.copytree(builds / "test" / key, left)  # of a prune that was killed
-    assert prune(IndexWriter(indexes, "test"), builds, keep=0) == [old]
+    assert prune(index, builds, keep=0) == [old]
     assert not left.exists()
     assert not (builds / "test" / key).exists()
