@@ -67,6 +67,11 @@ def make_version(root: Path, version: str, **changes: Any) -> Path:
     return folder
 
 
+@pytest.fixture
+def index(tmp_path: Path) -> IndexFolder:
+    return IndexFolder(tmp_path, "test")
+
+
 @pytest.mark.parametrize("name", ["a", "sample", "A-1_b.c", "x" * 64])
 def test_a_plain_name_is_a_folder_under_the_root(tmp_path: Path, name: str) -> None:
     assert IndexFolder(tmp_path, name).path == tmp_path / name
@@ -78,48 +83,52 @@ def test_a_name_that_could_leave_the_root_is_an_error(tmp_path: Path, name: str)
         IndexFolder(tmp_path, name)
 
 
-def test_versions_with_a_manifest_are_listed_oldest_first(tmp_path: Path) -> None:
+def test_versions_with_a_manifest_are_listed_oldest_first(
+    tmp_path: Path, index: IndexFolder
+) -> None:
     for version in ("3", "1", "2"):
         make_version(tmp_path, version)
     make_version(tmp_path, "4").rename(tmp_path / "test" / ".4.tmp")
     (tmp_path / "test" / "2" / "manifest.json").unlink()
-    (tmp_path / "test" / "CURRENT").write_text("1\n")
-    assert IndexFolder(tmp_path, "test").versions() == ["1", "3"]
+    (index.path / "CURRENT").write_text("1\n")
+    assert index.versions() == ["1", "3"]
     assert IndexFolder(tmp_path, "other").versions() == []
 
 
-def test_versions_are_ordered_by_number_not_by_id(tmp_path: Path) -> None:
+def test_versions_are_ordered_by_number_not_by_id(tmp_path: Path, index: IndexFolder) -> None:
     for version, number in (("b", 1), ("c", 2), ("a", 3)):
         make_version(tmp_path, version, number=number)
-    assert IndexFolder(tmp_path, "test").numbers() == {"b": 1, "c": 2, "a": 3}
-    assert IndexFolder(tmp_path, "test").versions() == ["b", "c", "a"]
-    assert [m.version for m in IndexFolder(tmp_path, "test").manifests()] == ["b", "c", "a"]
+    assert index.numbers() == {"b": 1, "c": 2, "a": 3}
+    assert index.versions() == ["b", "c", "a"]
+    assert [m.version for m in index.manifests()] == ["b", "c", "a"]
 
 
-def test_versions_without_numbers_precede_the_others_after_their_parents(tmp_path: Path) -> None:
+def test_versions_without_numbers_precede_the_others_after_their_parents(
+    tmp_path: Path, index: IndexFolder
+) -> None:
     parents = {"d": None, "b": "d", "c": "b", "a": "gone", "e": "b"}
     for version, parent in parents.items():
         make_version(tmp_path, version, parent=parent)
-    found = IndexFolder(tmp_path, "test").numbers()
+    found = index.numbers()
     assert found == {"a": 1, "d": 2, "b": 3, "c": 4, "e": 5}
     make_version(tmp_path, "0", number=6)
     make_version(tmp_path, "1", number=2)
-    assert IndexFolder(tmp_path, "test").versions() == ["a", "d", "b", "c", "e", "1", "0"]
-    assert IndexFolder(tmp_path, "test").numbers()["e"] == 1
+    assert index.versions() == ["a", "d", "b", "c", "e", "1", "0"]
+    assert index.numbers()["e"] == 1
 
 
-def test_a_damaged_manifest_has_a_place(tmp_path: Path) -> None:
+def test_a_damaged_manifest_has_a_place(tmp_path: Path, index: IndexFolder) -> None:
     for version in ("1", "2"):
         make_version(tmp_path, version, number=int(version), schema_version=9)
     for version, content in (("3", b"{"), ("4", b'{"corpus": [], "number": 7}')):
         (make_version(tmp_path, version) / "manifest.json").write_bytes(content)
-    assert IndexFolder(tmp_path, "test").versions() == ["3", "4", "1", "2"]
+    assert index.versions() == ["3", "4", "1", "2"]
 
 
-def test_parents_in_a_cycle_are_listed_once(tmp_path: Path) -> None:
+def test_parents_in_a_cycle_are_listed_once(tmp_path: Path, index: IndexFolder) -> None:
     for version, parent in (("1", "2"), ("2", "1")):
         make_version(tmp_path, version, parent=parent)
-    assert IndexFolder(tmp_path, "test").versions() == ["1", "2"]
+    assert index.versions() == ["1", "2"]
 
 
 def test_a_reader_tries_again_only_if_another_version_is_active() -> None:
@@ -139,43 +148,32 @@ def test_a_reader_tries_again_only_if_another_version_is_active() -> None:
     assert with_version(lambda: next(active), use) == "c"
 
 
-def test_current_is_not_replaced_after_an_error(tmp_path: Path) -> None:
+def test_the_version_set_last_is_active(tmp_path: Path, index: IndexFolder) -> None:
     for version in ("1", "2"):
         make_version(tmp_path, version)
-    IndexFolder(tmp_path, "test").set_active("1")
-    with pytest.raises(RuntimeError), IndexFolder(tmp_path, "test").activating("2"):
+        index.set_active(version)
+        assert index.active() == version
+    index.set_active("1")
+    with pytest.raises(RuntimeError), index.activating("2"):
         raise RuntimeError
-    assert IndexFolder(tmp_path, "test").active() == "1"
+    with raises(IndexVersionError, "unknown_version", version="3"):
+        index.set_active("3")
+    assert index.active() == "1"
 
 
-def test_the_version_set_last_is_active(tmp_path: Path) -> None:
-    for version in ("1", "2"):
-        make_version(tmp_path, version)
-        IndexFolder(tmp_path, "test").set_active(version)
-        assert IndexFolder(tmp_path, "test").active() == version
-    IndexFolder(tmp_path, "test").set_active("1")
-    assert IndexFolder(tmp_path, "test").active() == "1"
-
-
-def test_an_unknown_version_cannot_be_activated(tmp_path: Path) -> None:
-    make_version(tmp_path, "1")
-    IndexFolder(tmp_path, "test").set_active("1")
-    with raises(IndexVersionError, "unknown_version", version="2"):
-        IndexFolder(tmp_path, "test").set_active("2")
-    assert IndexFolder(tmp_path, "test").active() == "1"
-
-
-def test_without_an_active_version_the_error_names_the_build_command(tmp_path: Path) -> None:
+def test_without_an_active_version_the_error_names_the_build_command(index: IndexFolder) -> None:
     with raises(IndexVersionError, "no_active_version"):
-        IndexFolder(tmp_path, "test").active()
+        index.active()
 
 
 @pytest.mark.parametrize("content", ["", "../../etc", "a b"])
-def test_a_damaged_current_file_is_an_error(tmp_path: Path, content: str) -> None:
+def test_a_damaged_current_file_is_an_error(
+    tmp_path: Path, index: IndexFolder, content: str
+) -> None:
     (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "CURRENT").write_text(content)
+    (index.path / "CURRENT").write_text(content)
     with raises(IndexVersionError, "bad_current"):
-        IndexFolder(tmp_path, "test").active()
+        index.active()
 
 
 def test_a_manifest_round_trips(tmp_path: Path) -> None:

@@ -243,6 +243,14 @@ def with_value(value: float, form: str) -> Answer:
     return edited(lambda data: [*data[:3], item(3, vector, form), *data[4:]], form)
 
 
+def raw(content: bytes) -> Answer:
+    return lambda handler, body: handler.send(200, content)
+
+
+BAD = "bad_embedding_answer"
+WIDE = np.ones(32, np.float32)
+
+
 @pytest.mark.parametrize(
     ("answer", "code", "fields"),
     [
@@ -256,58 +264,30 @@ def with_value(value: float, form: str) -> Answer:
         ),
         (edited(lambda data: []), "bad_vector_count", {"found": 0}),
         (
-            edited(lambda data: [item(i, np.ones(32, np.float32)) for i in range(len(data))]),
+            edited(lambda data: [item(i, WIDE) for i in range(len(data))]),
             "other_dimension",
             {"found": [32], "expected": 64},
         ),
         (
-            edited(lambda data: [item(0, np.ones(3, np.float32)), *data[1:]]),
+            edited(lambda data: [item(0, WIDE[:3]), *data[1:]]),
             "other_dimension",
             {"found": [3, 64]},
         ),
-        (with_value(np.nan, "base64"), "not_finite", {}),
-        (with_value(np.inf, "base64"), "not_finite", {}),
-        (with_value(0, "base64"), "not_finite", {}),
+        *((with_value(value, "base64"), "not_finite", {}) for value in (np.nan, np.inf, 0)),
         (with_value(np.nan, "float"), "not_finite", {}),
-        (edited(lambda data: [d | {"embedding": None} for d in data]), "bad_embedding_answer", {}),
-        (
-            edited(lambda data: [d | {"embedding": "病历0"} for d in data]),
-            "bad_embedding_answer",
-            {},
+        *(
+            (edited(lambda data, other=other: [d | {"embedding": other} for d in data]), BAD, {})
+            for other in (None, "病历0", {"of": "病历0"}, "AAAAA", "AAA=", [[1.0]])
         ),
-        (
-            edited(lambda data: [d | {"embedding": {"of": "病历0"}} for d in data]),
-            "bad_embedding_answer",
-            {},
+        (edited(lambda data: [{"embedding": d["embedding"]} for d in data]), BAD, {}),
+        (edited(lambda data: {"0": data[0]}), BAD, {}),
+        *(
+            (raw(content), BAD, {})
+            for content in ("<p>病历0".encode(), b"", b"\xff\xfe", b'["\xe7\x97\x85"]')
         ),
-        (
-            edited(lambda data: [d | {"embedding": "AAAAA"} for d in data]),
-            "bad_embedding_answer",
-            {},
-        ),
-        (
-            edited(lambda data: [d | {"embedding": "AAA="} for d in data]),
-            "bad_embedding_answer",
-            {},
-        ),
-        (
-            edited(lambda data: [d | {"embedding": [[1.0]]} for d in data]),
-            "bad_embedding_answer",
-            {},
-        ),
-        (
-            edited(lambda data: [{"embedding": d["embedding"]} for d in data]),
-            "bad_embedding_answer",
-            {},
-        ),
-        (edited(lambda data: {"0": data[0]}), "bad_embedding_answer", {}),
-        (lambda handler, body: handler.send(200, "<p>病历0".encode()), "bad_embedding_answer", {}),
-        (lambda handler, body: handler.send(200, b""), "bad_embedding_answer", {}),
-        (lambda handler, body: handler.send(200, b"\xff\xfe"), "bad_embedding_answer", {}),
-        (lambda handler, body: handler.send(200, b'["\xe7\x97\x85"]'), "bad_embedding_answer", {}),
         (
             lambda handler, body: handler.send_items(items(body), usage={"prompt_tokens": -1}),
-            "bad_embedding_answer",
+            BAD,
             {},
         ),
     ],
