@@ -29,6 +29,11 @@ def folder(fused: IndexManifest, tmp_path: Path) -> Path:
     return tmp_path / "indexes" / "test" / fused.version
 
 
+@pytest.fixture
+def client(serve: Serve, fused: IndexManifest) -> TestClient:
+    return serve()
+
+
 def search(client: TestClient, status: int = 200, **body: Any) -> dict[str, Any]:
     response = client.post("/search", json={"query": QUERY} | body)
     assert response.status_code == status
@@ -61,8 +66,7 @@ def broken_full_text(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_a_hybrid_score_is_the_sum_of_both_channels(serve: Serve, folder: Path) -> None:
-    client = serve()
+def test_a_hybrid_score_is_the_sum_of_both_channels(client: TestClient, folder: Path) -> None:
     answer = search(client, top_k=60)
     assert (answer["mode"], answer["failed_channels"]) == ("hybrid", [])
     dense = exact_scores(folder, QUERY)
@@ -94,8 +98,7 @@ def test_spellings_of_a_name_find_each_other_and_the_same_one_first(
         assert [hit["evidence"]["text"] for hit in hits] == [f"{h['id']}偏高要复查。" for h in hits]
 
 
-def test_each_mode_has_its_own_results_and_cache(serve: Serve, folder: Path) -> None:
-    client = serve()
+def test_each_mode_has_its_own_results_and_cache(client: TestClient) -> None:
     first = {mode: search(client, mode=mode) for mode in ("dense", "lexical", "hybrid")}
     again = {mode: search(client, mode=mode) for mode in first}
     assert [answer["cached"] for answer in again.values()] == [True] * 3
@@ -116,8 +119,7 @@ def test_lexical_search_does_not_encode(serve: Serve, fused: IndexManifest) -> N
     assert answer["hits"][0]["id"] == "d0007"
 
 
-def test_queries_of_a_batch_have_modes_of_their_own(serve: Serve, fused: IndexManifest) -> None:
-    client = serve()
+def test_queries_of_a_batch_have_modes_of_their_own(client: TestClient) -> None:
     modes = ["lexical", "dense", "hybrid", "lexical"]
     queries = [{"query": QUERY, "mode": mode} for mode in modes]
     results = client.post("/search/batch", json={"queries": queries}).json()["results"]
@@ -127,10 +129,7 @@ def test_queries_of_a_batch_have_modes_of_their_own(serve: Serve, fused: IndexMa
 
 
 @pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
-def test_filters_and_min_score_hold_in_each_mode(
-    serve: Serve, fused: IndexManifest, mode: str
-) -> None:
-    client = serve()
+def test_filters_and_min_score_hold_in_each_mode(client: TestClient, mode: str) -> None:
     departments = {r["_id"]: r["metadata"]["department"] for r in make_records(60)}
     every = search(client, mode=mode, top_k=60, filter={"department": "儿科"})
     assert {departments[id_] for id_ in scores(every)} == {"儿科"}
@@ -140,9 +139,8 @@ def test_filters_and_min_score_hold_in_each_mode(
 
 
 def test_if_the_full_text_fails_the_vectors_answer(
-    serve: Serve, fused: IndexManifest, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = serve()
     with broken_full_text(monkeypatch):
         answer = search(client)
         assert answer["failed_channels"] == ["lexical"]
@@ -206,8 +204,8 @@ def test_an_index_without_full_text_has_one_mode(
     assert search(client)["mode"] == "dense"
 
 
-def test_an_unknown_mode_is_an_error(serve: Serve, fused: IndexManifest) -> None:
-    assert search(serve(), 422, mode="sparse")["errors"][0]["field"] == "mode"
+def test_an_unknown_mode_is_an_error(client: TestClient) -> None:
+    assert search(client, 422, mode="sparse")["errors"][0]["field"] == "mode"
 
 
 def test_a_departed_client_stops_both_channels(serve: Serve, fused: IndexManifest) -> None:
