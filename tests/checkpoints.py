@@ -47,6 +47,19 @@ TEXTS = (
     "骨折以后怎么固定",
     "Aspirin 100 mg，每日一次",
 )
+# The configuration of each model. Large weights give different texts clearly different vectors.
+_SHAPE: dict[str, Any] = {
+    "hidden_size": WIDTH,
+    "intermediate_size": 2 * WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "initializer_range": 0.5,
+}
+_DECODER = _SHAPE | {
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+    "eos_token_id": 0,
+}
 # As in tokenizer.json of Qwen3; transformers always sets it.
 _QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -127,20 +140,8 @@ def write_qwen3(
     """
     vocabulary = _write_qwen_tokenizer(folder, ends_texts=ends_texts, texts=texts, size=tokens)
     torch.manual_seed(0)
-    default = {
-        "hidden_size": WIDTH,
-        "intermediate_size": 2 * WIDTH,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
-        "max_position_embeddings": 128,
-        # Large weights give different texts clearly different vectors.
-        "initializer_range": 0.5,
-        "eos_token_id": 0,
-        "tie_word_embeddings": True,
-    }
-    config = Qwen3Config(**({"vocab_size": vocabulary} | default | shape))
+    default = {"vocab_size": vocabulary, "head_dim": 32, "tie_word_embeddings": True}
+    config = Qwen3Config(**(_DECODER | default | shape))
     Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
 
@@ -152,18 +153,7 @@ def write_gte_qwen2(folder: Path) -> Path:
     """
     vocabulary = _write_qwen_tokenizer(folder, ends_texts=True)
     torch.manual_seed(0)
-    shape = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        initializer_range=0.5,
-        eos_token_id=0,
-        tie_word_embeddings=False,
-    )
+    shape = Qwen2Config(vocab_size=vocabulary, tie_word_embeddings=False, **_DECODER)
     Qwen2ForCausalLM(shape).save_pretrained(folder)
     edit_json(folder / "config.json", auto_map={"AutoModel": "modeling_qwen.Qwen2Model"})
     code = "tokenization_qwen.Qwen2Tokenizer"
@@ -206,18 +196,9 @@ def _xlmr_shape(
     folder: Path, texts: Sequence[str] = (*TEXTS, LONG), **shape: Any
 ) -> XLMRobertaConfig:
     torch.manual_seed(0)
-    default = {
-        "hidden_size": WIDTH,
-        "intermediate_size": 2 * WIDTH,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 66,
-        "pad_token_id": 1,
-        "type_vocab_size": 1,
-        "initializer_range": 0.5,
-    }
+    default = {"max_position_embeddings": 66, "pad_token_id": 1, "type_vocab_size": 1}
     vocabulary = _write_xlmr_tokenizer(folder, texts)
-    return XLMRobertaConfig(vocab_size=vocabulary, **(default | shape))
+    return XLMRobertaConfig(vocab_size=vocabulary, **(_SHAPE | default | shape))
 
 
 # The configuration of gte-multilingual-base in the registry, for the width of these heads.
@@ -263,16 +244,8 @@ def write_gte_mlm(folder: Path, *, texts: Sequence[str] = (*TEXTS, LONG), **shap
 
 def _gte_shape(folder: Path, texts: Sequence[str] = (*TEXTS, LONG), **shape: Any) -> GteConfig:
     torch.manual_seed(0)
-    default = {
-        "hidden_size": WIDTH,
-        "intermediate_size": 2 * WIDTH,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 64,
-        "initializer_range": 0.5,
-    }
-    vocabulary = _write_xlmr_tokenizer(folder, texts)
-    return GteConfig(**({"vocab_size": vocabulary} | default | shape))
+    default = {"vocab_size": _write_xlmr_tokenizer(folder, texts), "max_position_embeddings": 64}
+    return GteConfig(**(_SHAPE | default | shape))
 
 
 def _write_new(
@@ -338,15 +311,7 @@ def write_bert(folder: Path) -> Path:
         tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]"
     ).save_pretrained(folder)
     torch.manual_seed(0)
-    shape = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-    )
+    shape = BertConfig(vocab_size=len(vocabulary), max_position_embeddings=64, **_SHAPE)
     BertModel(shape).save_pretrained(folder)
     return folder
 

@@ -2,6 +2,8 @@ import errno
 import shutil
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -32,21 +34,15 @@ from training.stages.trainer import StageTrainer, last_checkpoint
 
 pytestmark = pytest.mark.train
 
+BOTH = ("interrupted", "uninterrupted")
+
 
 def test_a_killed_run_resumes_to_the_same_weights(
     base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
 ) -> None:
     """Dropout and sampled negatives must be the same as without an interruption."""
-    stage = {
-        "kind": "contrastive",
-        "data": DATA,
-        "batch": 2,
-        "epochs": 4,
-        "dropout": 0.2,
-        "checkpoint_every": 3,
-        "learning_rate": 1e-3,
-    }
-    base["stages"] = [stage]
+    changes = {"batch": 2, "epochs": 4, "dropout": 0.2, "checkpoint_every": 3}
+    base["stages"] = [joint(kind="contrastive", **changes)]
     path = write_recipe(tmp_path / "killed.yaml", base)
     words = ["train", str(path), "--out", str(tmp_path / "killed")]
     processes = forkserver()
@@ -83,10 +79,8 @@ def test_a_run_interrupted_after_its_last_step_does_not_train_further(
         patched.setattr(Encoder, "save", full)
         with raises(CareError, "input_output"):
             run_recipe(base, out="interrupted")
-    pairs = [pair_of(run_recipe(base, out=out)) for out in ("interrupted", "uninterrupted")]
-    logs = [
-        history_of(tmp_path / out / "stages", "joint") for out in ("interrupted", "uninterrupted")
-    ]
+    pairs = [pair_of(run_recipe(base, out=out)) for out in BOTH]
+    logs = [history_of(tmp_path / out / "stages", "joint") for out in BOTH]
     assert [[entry["step"] for entry in log] for log in logs] == [[1, 2, 3], [1, 2, 3]]
     first, second = pairs
     assert same(first.folder / first.query.weights, second.folder / second.query.weights)
@@ -107,37 +101,33 @@ def train_8_steps(words: list[str], stderr: Path, reached: Event) -> None:
     main(words)
 
 
-def test_a_learned_temperature_is_resumed(
-    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextmanager
+def interrupted_at_checkpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Interrupts a run after it has saved its first checkpoint."""
     save = StageTrainer._save_checkpoint
 
     def save_and_interrupt(*arguments: Any) -> None:
         save(*arguments)
         raise KeyboardInterrupt
 
-    stage = {
-        "kind": "unsupervised",
-        "data": DATA,
-        "batch": 3,
-        "epochs": 4,
-        "checkpoint_every": 2,
-        "learning_rate": 1e-2,
-    }
-    base["stages"] = [stage]
     with monkeypatch.context() as patched:
         patched.setattr(StageTrainer, "_save_checkpoint", save_and_interrupt)
         with pytest.raises(KeyboardInterrupt):
-            run_recipe(base, out="interrupted")
+            yield
+
+
+def test_a_learned_temperature_is_resumed(
+    base: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"epochs": 4, "checkpoint_every": 2, "learning_rate": 1e-2}
+    base["stages"] = [joint(kind="unsupervised", **changes)]
+    with interrupted_at_checkpoint(monkeypatch):
+        run_recipe(base, out="interrupted")
     partial = only(tmp_path / "interrupted" / "stages", ".unsupervised-*")
     assert last_checkpoint(partial / "checkpoints") is not None
-    results = [run_recipe(base, out=out) for out in ("interrupted", "uninterrupted")]
-    logs = [
-        history_of(tmp_path / out / "stages", "unsupervised")
-        for out in ("interrupted", "uninterrupted")
-    ]
+    first, second = (pair_of(run_recipe(base, out=out)) for out in BOTH)
+    logs = [history_of(tmp_path / out / "stages", "unsupervised") for out in BOTH]
     assert logs[0][-1]["temperature"] == logs[1][-1]["temperature"]
-    first, second = (pair_of(result) for result in results)
     assert same(first.folder / first.query.weights, second.folder / second.query.weights)
 
 
@@ -151,16 +141,8 @@ def test_each_side_is_trained_at_its_learning_rate_also_after_an_interruption(
     rates = {"query": 1e-3, "document": 1e-4}
     base["stages"] = [joint(learning_rate=rates, warmup=0, max_steps=2, checkpoint_every=1)]
     base["document"]["lora"] = {"r": 4, "alpha": 8}
-    save = StageTrainer._save_checkpoint
-
-    def save_and_interrupt(*arguments: Any) -> None:
-        save(*arguments)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(StageTrainer, "_save_checkpoint", save_and_interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run_recipe(base, out="interrupted")
+    with interrupted_at_checkpoint(monkeypatch):
+        run_recipe(base, out="interrupted")
     first = load_file(next(tmp_path.glob("interrupted/stages/.joint-*/*/*/trained.safetensors")))
     # The output matrix of a new adapter is 0.
     (output, *_) = [value for name, value in first.items() if "lora_B" in name]
@@ -168,13 +150,10 @@ def test_each_side_is_trained_at_its_learning_rate_also_after_an_interruption(
     name = "embeddings.LayerNorm.bias"
     moved = first[f"encoders.query.model.{name}"] - weights(Path(base["query"]["start"]))[name]
     assert float(moved.abs().max()) == pytest.approx(rates["query"], rel=0.01)
-    for out in ("interrupted", "uninterrupted"):
+    for out in BOTH:
         run_recipe(base, out=out)
     for side in ("query/model.safetensors", "document/adapter_model.safetensors"):
-        one, two = (
-            load_file(only(tmp_path / out / "stages", f"joint-*/{side}"))
-            for out in ("interrupted", "uninterrupted")
-        )
+        one, two = (load_file(only(tmp_path / out / "stages", f"joint-*/{side}")) for out in BOTH)
         assert all(torch.equal(one[name], two[name]) for name in one)
 
 
