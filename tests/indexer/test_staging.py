@@ -139,19 +139,16 @@ def test_a_completed_pass_is_not_repeated(corpus: Path) -> None:
     assert run(corpus) == staged
 
 
-def test_a_pass_with_a_damaged_summary_is_repeated(corpus: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [(SUMMARY, '{"checksum": "checksum", "documen'), ("documents.arrow", "half")],
+)
+def test_an_incomplete_pass_is_repeated(corpus: Path, name: str, content: str) -> None:
     staged = run(write_jsonl(corpus, make_records(5)))
-    (corpus.parent / SUMMARY).write_text('{"checksum": "checksum", "documen')
+    (corpus.parent / SUMMARY).unlink()
+    (corpus.parent / name).write_text(content)
     assert run(corpus) == staged
-
-
-def test_a_killed_pass_is_repeated(corpus: Path) -> None:
-    folder = corpus.parent
-    staged = run(write_jsonl(corpus, make_records(5)))
-    (folder / SUMMARY).unlink()
-    (folder / "documents.arrow").write_bytes(b"half")
-    assert run(corpus) == staged
-    assert staged_texts(folder) == [record["text"] for record in make_records(5)]
+    assert staged_texts(corpus.parent) == [record["text"] for record in make_records(5)]
 
 
 def long_record(id_: str, sentences: int = 3, **fields: Any) -> dict[str, Any]:
