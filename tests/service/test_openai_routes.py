@@ -153,7 +153,7 @@ def test_openais_client_shows_what_is_wrong(
     with pytest.raises(openai.UnprocessableEntityError) as caught:
         client.embeddings.create(**body)
     assert (caught.value.param, caught.value.code) == (param, code)
-    assert caught.value.type == "invalid_request_error"
+    assert caught.value.type == INVALID
     problem = caught.value.response.json()
     assert problem["detail"] in str(caught.value)
     assert problem["error"]["message"] == problem["detail"]
@@ -189,6 +189,9 @@ def wait_a_millisecond(client: OpenAI) -> object:
     return client.embeddings.create(model="care-mini", input=BLOCKED, extra_headers=headers)
 
 
+INVALID = "invalid_request_error"
+
+
 @pytest.mark.parametrize(
     ("call", "changes", "error", "type_", "code"),
     [
@@ -199,28 +202,10 @@ def wait_a_millisecond(client: OpenAI) -> object:
             "authentication_error",
             "unauthorized",
         ),
-        (
-            retrieve_unknown,
-            {},
-            openai.NotFoundError,
-            "invalid_request_error",
-            "model_not_found",
-        ),
-        (call_unknown_route, {}, openai.NotFoundError, "invalid_request_error", "not_found"),
-        (
-            create,
-            {"max_body_bytes": 9},
-            openai.APIStatusError,
-            "invalid_request_error",
-            "body_too_long",
-        ),
-        (
-            send_text,
-            {},
-            openai.APIStatusError,
-            "invalid_request_error",
-            "unsupported_media_type",
-        ),
+        (retrieve_unknown, {}, openai.NotFoundError, INVALID, "model_not_found"),
+        (call_unknown_route, {}, openai.NotFoundError, INVALID, "not_found"),
+        (create, {"max_body_bytes": 9}, openai.APIStatusError, INVALID, "body_too_long"),
+        (send_text, {}, openai.APIStatusError, INVALID, "unsupported_media_type"),
         (
             lambda client: [create(client) for _ in range(2)],
             {"rate_limit": 0.1, "rate_burst": 1},
