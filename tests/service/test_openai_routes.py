@@ -12,11 +12,12 @@ from openai import OpenAI
 from pydantic import SecretStr
 
 from core.encoders import Encoding
-from core.manifest import IndexManifest
 from core.vectors import truncate_normalize
 from tests.conftest import SEARCH_KEY
 from tests.encoders import DIMENSION, BigramEncoder
 from tests.service.conftest import BLOCKED, BlockingEncoder, Serve, sample
+
+pytestmark = pytest.mark.usefixtures("manifest")
 
 TEXTS = ["高血压", "孩子 发烧"]
 
@@ -147,7 +148,7 @@ def test_token_ids_are_refused_with_the_clients_option_to_send_texts(
     ],
 )
 def test_openais_client_shows_what_is_wrong(
-    serve: Serve, manifest: IndexManifest, body: dict[str, Any], param: str, code: str
+    serve: Serve, body: dict[str, Any], param: str, code: str
 ) -> None:
     client = openai_client(serve(max_embeddings=64))
     with pytest.raises(openai.UnprocessableEntityError) as caught:
@@ -218,7 +219,6 @@ INVALID = "invalid_request_error"
 )
 def test_every_error_has_openais_error_object_beside_the_problem(
     serve: Serve,
-    manifest: IndexManifest,
     call: Callable[[OpenAI], object],
     changes: dict[str, Any],
     error: type[openai.APIStatusError],
@@ -241,7 +241,7 @@ def test_every_error_has_openais_error_object_beside_the_problem(
     assert problem["detail"] in str(caught.value)
 
 
-def test_a_known_key_is_accepted_from_openais_client(serve: Serve, manifest: IndexManifest) -> None:
+def test_a_known_key_is_accepted_from_openais_client(serve: Serve) -> None:
     client = serve(api_keys=SecretStr(SEARCH_KEY))
     assert openai_client(client, "asks").models.list().data
 
@@ -265,9 +265,7 @@ class StepEncoder(BigramEncoder):
         return super().encode_tokens(tokens)
 
 
-def test_a_search_is_served_between_the_parts_of_a_long_list(
-    serve: Serve, manifest: IndexManifest
-) -> None:
+def test_a_search_is_served_between_the_parts_of_a_long_list(serve: Serve) -> None:
     encoder = StepEncoder()
     client = serve(encoder, threads=1, max_batch=4, queue_tokens=100, batch_tokens=10_000)
     with ThreadPoolExecutor(2) as pool:
@@ -284,7 +282,7 @@ def test_a_search_is_served_between_the_parts_of_a_long_list(
         assert len(embeddings.result(timeout=30)["data"]) == 12
 
 
-def test_a_long_list_waits_for_room_in_the_queue(serve: Serve, manifest: IndexManifest) -> None:
+def test_a_long_list_waits_for_room_in_the_queue(serve: Serve) -> None:
     """The second part finds the queue full of searches, and is encoded after them."""
     encoder = StepEncoder()
     client = serve(encoder, threads=1, max_batch=4, queue_tokens=40, batch_tokens=10_000)
@@ -300,7 +298,7 @@ def test_a_long_list_waits_for_room_in_the_queue(serve: Serve, manifest: IndexMa
         assert len(embeddings.result(timeout=30)["data"]) == 3
 
 
-def test_a_long_list_ends_with_its_deadline(serve: Serve, manifest: IndexManifest) -> None:
+def test_a_long_list_ends_with_its_deadline(serve: Serve) -> None:
     encoder = StepEncoder()
     client = serve(encoder, threads=1, max_batch=1)
     encoder.step.release()
@@ -317,9 +315,7 @@ def test_a_long_list_ends_with_its_deadline(serve: Serve, manifest: IndexManifes
         pass
 
 
-def test_a_long_list_has_the_default_deadline_for_each_part(
-    serve: Serve, manifest: IndexManifest
-) -> None:
+def test_a_long_list_has_the_default_deadline_for_each_part(serve: Serve) -> None:
     encoder = StepEncoder()
     client = serve(encoder, threads=1, max_batch=1, timeout_ms=500)
     threading.Timer(1, encoder.step.release, [20]).start()

@@ -11,7 +11,6 @@ from fastapi.testclient import TestClient
 import care
 from core.encoders import Encoding
 from core.errors import EmbeddingSpaceError, IndexVersionError
-from core.manifest import IndexManifest
 from service.app import create_app
 from service.settings import Settings
 from tests.conftest import make_records, write_jsonl
@@ -19,6 +18,8 @@ from tests.encoders import BigramEncoder
 from tests.errors import raises
 from tests.service.conftest import BLOCKED, BlockingEncoder, Serve, sample
 from tests.service.test_pipeline import blocked, queued, wait_for
+
+pytestmark = pytest.mark.usefixtures("manifest")
 
 # Room for the blocked query (4 tokens) and none of 12.
 FULL = {"queue_tokens": 8}
@@ -33,7 +34,7 @@ def search(client: TestClient, **body: Any) -> dict[str, Any]:
     return answer
 
 
-def test_another_encoder_answers_instead_of_429(serve: Serve, manifest: IndexManifest) -> None:
+def test_another_encoder_answers_instead_of_429(serve: Serve) -> None:
     encoder, overflow = BlockingEncoder(), BigramEncoder()
     client = serve(encoder, overflow, **FULL)
     with blocked(client, encoder) as pending:
@@ -53,9 +54,7 @@ def test_another_encoder_answers_instead_of_429(serve: Serve, manifest: IndexMan
     assert search(client)["cached"]
 
 
-def test_vectors_are_never_those_of_the_other_encoder(
-    serve: Serve, manifest: IndexManifest
-) -> None:
+def test_vectors_are_never_those_of_the_other_encoder(serve: Serve) -> None:
     encoder = BlockingEncoder()
     client = serve(encoder, BigramEncoder(), **FULL)
     with blocked(client, encoder):
@@ -77,9 +76,7 @@ class SlowEncoder(BlockingEncoder):
         return super().encode_tokens(tokens)
 
 
-def test_the_queue_of_the_other_encoder_is_limited_too(
-    serve: Serve, manifest: IndexManifest
-) -> None:
+def test_the_queue_of_the_other_encoder_is_limited_too(serve: Serve) -> None:
     encoder, overflow = BlockingEncoder(), SlowEncoder()
     client = serve(encoder, overflow, queue_tokens=12)
     overflow.checked = True
@@ -92,9 +89,7 @@ def test_the_queue_of_the_other_encoder_is_limited_too(
         wait_for(lambda: search(client, **OTHER)["overflow"])
 
 
-def test_the_queue_is_short_while_the_other_encoder_has_work(
-    serve: Serve, manifest: IndexManifest
-) -> None:
+def test_the_queue_is_short_while_the_other_encoder_has_work(serve: Serve) -> None:
     encoder, overflow = BlockingEncoder(), SlowEncoder()
     # Room for the blocked query (4 tokens) and three of 12; a quarter is not enough for one.
     client = serve(encoder, overflow, queue_tokens=40)
@@ -116,9 +111,7 @@ def test_the_queue_is_short_while_the_other_encoder_has_work(
         assert embedded.result().status_code == 200
 
 
-def test_the_other_encoder_must_find_the_canaries(
-    settings: Settings, manifest: IndexManifest
-) -> None:
+def test_the_other_encoder_must_find_the_canaries(settings: Settings) -> None:
     class Wrong(BigramEncoder):
         def encode_tokens(self, tokens: Sequence[str]) -> Encoding:
             return super().encode_tokens([BLOCKED] * len(tokens))
@@ -127,9 +120,7 @@ def test_the_other_encoder_must_find_the_canaries(
         create_app(settings, BigramEncoder(), Wrong())
 
 
-def test_the_other_pair_must_have_the_space_of_the_index(
-    settings: Settings, manifest: IndexManifest
-) -> None:
+def test_the_other_pair_must_have_the_space_of_the_index(settings: Settings) -> None:
     changed = settings.model_copy(update={"overflow_pair": "care-mini-lookup"})
     with pytest.raises(EmbeddingSpaceError, match="CARE_OVERFLOW_PAIR"):
         create_app(changed, BigramEncoder())

@@ -10,7 +10,6 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.types import Message
 
-from core.manifest import IndexManifest
 from core.types import FloatArray
 from stores.base import ScoredRows
 from stores.faiss.search import FaissVectors
@@ -18,6 +17,8 @@ from tests.service.conftest import BLOCKED, BlockingEncoder, Serve, sample
 
 if TYPE_CHECKING:
     from httpx2 import Response
+
+pytestmark = pytest.mark.usefixtures("manifest")
 
 QUERY = {"query": "高血压患者的护理"}
 
@@ -52,7 +53,7 @@ def queued(client: TestClient) -> float:
 
 @pytest.mark.parametrize("batch", [False, True])
 def test_single_and_batch_requests_are_admitted_by_the_same_rule(
-    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder, batch: bool
+    serve: Serve, encoder: BlockingEncoder, batch: bool
 ) -> None:
     # Room for the blocked query (4 tokens) and one of 12.
     client = serve(encoder, queue_tokens=16)
@@ -72,16 +73,14 @@ def test_single_and_batch_requests_are_admitted_by_the_same_rule(
     assert (queued(client), sample(client, "care_queue_tokens")) == (0, 0)
 
 
-def test_a_request_larger_than_the_queue_is_admitted_to_an_empty_queue(
-    serve: Serve, manifest: IndexManifest
-) -> None:
+def test_a_request_larger_than_the_queue_is_admitted_to_an_empty_queue(serve: Serve) -> None:
     client = serve(queue_tokens=1, batch_tokens=1)
     queries = [{"query": f"第{i}个很长的问题"} for i in range(8)]
     assert client.post("/search/batch", json={"queries": queries}).status_code == 200
 
 
 def test_a_batch_is_admitted_as_a_whole_or_not_at_all(
-    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+    serve: Serve, encoder: BlockingEncoder
 ) -> None:
     client = serve(encoder, queue_tokens=20)
     with blocked(client, encoder):
@@ -91,7 +90,7 @@ def test_a_batch_is_admitted_as_a_whole_or_not_at_all(
 
 
 def test_a_query_past_its_deadline_gets_504_and_is_not_encoded(
-    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+    serve: Serve, encoder: BlockingEncoder
 ) -> None:
     client = serve(encoder)
     with blocked(client, encoder):
@@ -106,7 +105,7 @@ def test_a_query_past_its_deadline_gets_504_and_is_not_encoded(
 
 
 def test_the_default_deadline_is_that_of_the_settings(
-    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+    serve: Serve, encoder: BlockingEncoder
 ) -> None:
     client = serve(encoder, timeout_ms=30)
     with ThreadPoolExecutor(1) as pool:
@@ -122,9 +121,7 @@ def test_an_invalid_deadline_is_rejected(client: TestClient, value: str) -> None
     assert response.json()["errors"][0]["field"] == "X-Request-Timeout-Ms"
 
 
-def test_equal_queries_in_flight_are_computed_once(
-    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
-) -> None:
+def test_equal_queries_in_flight_are_computed_once(serve: Serve, encoder: BlockingEncoder) -> None:
     client = serve(encoder, cache_entries=0)
     with blocked(client, encoder), ThreadPoolExecutor(5) as pool:
         seen = encoder.texts_seen
@@ -137,9 +134,7 @@ def test_equal_queries_in_flight_are_computed_once(
     assert all(answer == answers[0] for answer in answers)
 
 
-def test_equal_queries_of_one_batch_are_computed_once(
-    serve: Serve, manifest: IndexManifest
-) -> None:
+def test_equal_queries_of_one_batch_are_computed_once(serve: Serve) -> None:
     encoder = BlockingEncoder()
     client = serve(encoder)
     seen = encoder.texts_seen
@@ -149,7 +144,7 @@ def test_equal_queries_of_one_batch_are_computed_once(
 
 
 def test_a_shared_flight_survives_one_of_its_waiters(
-    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+    serve: Serve, encoder: BlockingEncoder
 ) -> None:
     client = serve(encoder, cache_entries=0)
     with blocked(client, encoder), ThreadPoolExecutor(2) as pool:
@@ -191,7 +186,7 @@ async def ask_and_leave(app: Any, body: bytes, asked: threading.Event) -> list[M
 
 
 def test_the_query_of_a_disconnected_client_is_not_encoded(
-    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+    serve: Serve, encoder: BlockingEncoder
 ) -> None:
     client = serve(encoder)
     with blocked(client, encoder):
@@ -210,9 +205,7 @@ def test_the_query_of_a_disconnected_client_is_not_encoded(
     assert sample(client, "care_http_requests_total", route="/search", status="499") == 1
 
 
-def test_a_request_beyond_max_requests_gets_503(
-    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
-) -> None:
+def test_a_request_beyond_max_requests_gets_503(serve: Serve, encoder: BlockingEncoder) -> None:
     client = serve(encoder, max_requests=1)
     with blocked(client, encoder):
         response = client.post("/search", json=QUERY)
@@ -241,14 +234,14 @@ async def send_half(app: Any) -> int:
     return status
 
 
-def test_a_body_that_never_arrives_times_out(serve: Serve, manifest: IndexManifest) -> None:
+def test_a_body_that_never_arrives_times_out(serve: Serve) -> None:
     client = serve(timeout_ms=50)
     assert client.portal
     assert client.portal.call(send_half, client.app) == 504
 
 
 def test_each_query_of_a_failed_batch_gets_a_response(
-    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+    serve: Serve, encoder: BlockingEncoder
 ) -> None:
     client = serve(encoder)
     with blocked(client, encoder) as pending, ThreadPoolExecutor(3) as pool:
@@ -268,7 +261,7 @@ def test_each_query_of_a_failed_batch_gets_a_response(
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_queries_of_a_batch_are_searched_together(
-    serve: Serve, manifest: IndexManifest, monkeypatch: pytest.MonkeyPatch, fails: bool
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     """Those with a filter, or another number of hits, are not; if it fails, each is by itself."""
     sizes = []
@@ -292,9 +285,7 @@ def test_queries_of_a_batch_are_searched_together(
     assert sizes == [(3, 5)]
 
 
-def test_the_readiness_check_skips_the_queue(
-    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
-) -> None:
+def test_the_readiness_check_skips_the_queue(serve: Serve, encoder: BlockingEncoder) -> None:
     client = serve(encoder, queue_tokens=4)
     with blocked(client, encoder), ThreadPoolExecutor(1) as pool:
         ready = pool.submit(client.get, "/health/ready")
@@ -303,9 +294,7 @@ def test_the_readiness_check_skips_the_queue(
         assert ready.result().status_code == 200
 
 
-def test_a_service_whose_search_fails_is_not_ready(
-    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
-) -> None:
+def test_a_service_whose_search_fails_is_not_ready(serve: Serve, encoder: BlockingEncoder) -> None:
     client = serve(encoder)
     assert sample(client, "care_ready") == 1
     works = encoder.encode_tokens

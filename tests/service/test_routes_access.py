@@ -14,6 +14,8 @@ from tests.conftest import ADMIN_KEY, SEARCH_KEY
 from tests.encoders import BigramEncoder
 from tests.service.conftest import Serve, sample
 
+pytestmark = pytest.mark.usefixtures("manifest")
+
 QUERY = {"query": "高血压患者的护理"}
 OTHER_KEY = f"other:search:{hashlib.sha256(b'too').hexdigest()}"
 ASKS: list[tuple[str, str, Any]] = [
@@ -86,9 +88,7 @@ def test_a_wrong_key_appears_nowhere(closed: TestClient, caplog: pytest.LogCaptu
         assert "mistyped" not in text
 
 
-def test_a_route_needs_a_key_unless_it_is_listed_as_open(
-    serve: Serve, manifest: IndexManifest
-) -> None:
+def test_a_route_needs_a_key_unless_it_is_listed_as_open(serve: Serve) -> None:
     client = serve(api_keys=SecretStr(SEARCH_KEY))
 
     async def forgotten(scope: Any, receive: Any, send: Any) -> None:
@@ -106,7 +106,7 @@ def test_every_documented_route_but_the_open_ones_needs_a_key(closed: TestClient
             assert (closed.request(method, path).status_code == 401) == (path not in OPEN)
 
 
-def test_metrics_need_a_key_by_setting(serve: Serve, manifest: IndexManifest) -> None:
+def test_metrics_need_a_key_by_setting(serve: Serve) -> None:
     keys = SecretStr(f"{ADMIN_KEY},{SEARCH_KEY}")
     client = serve(api_keys=keys, open_metrics=False)
     assert client.get("/metrics").status_code == 401
@@ -114,7 +114,7 @@ def test_metrics_need_a_key_by_setting(serve: Serve, manifest: IndexManifest) ->
     assert client.get("/health/live").status_code == 200
 
 
-def test_metrics_are_open_without_any_key(serve: Serve, manifest: IndexManifest) -> None:
+def test_metrics_are_open_without_any_key(serve: Serve) -> None:
     assert serve(open_metrics=False).get("/metrics").status_code == 200
 
 
@@ -138,7 +138,7 @@ def test_without_configured_keys_search_is_open(
 @pytest.mark.parametrize("keys", [ADMIN_KEY, SEARCH_KEY])
 @pytest.mark.parametrize(("method", "path", "body"), ASKS)
 def test_any_configured_key_closes_search(
-    serve: Serve, manifest: IndexManifest, method: str, path: str, body: Any, keys: str
+    serve: Serve, method: str, path: str, body: Any, keys: str
 ) -> None:
     client = serve(api_keys=SecretStr(keys))
     assert client.request(method, path, json=body).status_code == 401
@@ -161,7 +161,7 @@ def test_any_configured_key_closes_search(
     ],
 )
 def test_a_reload_needs_an_admin_key(
-    serve: Serve, manifest: IndexManifest, keys: str, header: str | None, status: int, code: str
+    serve: Serve, keys: str, header: str | None, status: int, code: str
 ) -> None:
     client = serve(api_keys=SecretStr(keys))
     headers = {"Authorization": header.encode()} if header else {}
@@ -187,21 +187,14 @@ def test_a_reload_needs_an_admin_key(
     ],
 )
 def test_without_configured_keys_local_clients_may_reload(
-    settings: Settings,
-    manifest: IndexManifest,
-    host: str,
-    peer: str | None,
-    headers: dict[str, str],
-    status: int,
+    settings: Settings, host: str, peer: str | None, headers: dict[str, str], status: int
 ) -> None:
     app = create_app(settings.model_copy(update={"host": host}), BigramEncoder())
     with TestClient(app, client=(peer, 1) if peer else None) as client:  # type: ignore[arg-type]
         assert client.post("/index/reload", headers=headers).status_code == status
 
 
-def test_a_key_over_its_rate_gets_429_with_retry_after(
-    serve: Serve, manifest: IndexManifest
-) -> None:
+def test_a_key_over_its_rate_gets_429_with_retry_after(serve: Serve) -> None:
     keys = SecretStr(f"{SEARCH_KEY},{OTHER_KEY}")
     client = serve(api_keys=keys, rate_limit=0.1, rate_burst=2)
     statuses = [
@@ -216,14 +209,14 @@ def test_a_key_over_its_rate_gets_429_with_retry_after(
     assert client.post("/search", json=QUERY, headers=bearer("too")).status_code == 200
 
 
-def test_each_query_of_a_batch_is_charged(serve: Serve, manifest: IndexManifest) -> None:
+def test_each_query_of_a_batch_is_charged(serve: Serve) -> None:
     client = serve(rate_limit=0.1, rate_burst=4)
     batch = {"queries": [QUERY] * 4}
     assert client.post("/search/batch", json=batch).status_code == 200
     assert client.post("/search", json=QUERY).status_code == 429
 
 
-def test_an_invalid_query_is_not_charged(serve: Serve, manifest: IndexManifest) -> None:
+def test_an_invalid_query_is_not_charged(serve: Serve) -> None:
     client = serve(rate_limit=0.1, rate_burst=1)
     assert client.post("/search", json={"query": 1}).status_code == 422
     assert client.post("/search", json=QUERY).status_code == 200
@@ -243,7 +236,7 @@ def test_other_origins_are_blocked_by_default(client: TestClient) -> None:
     assert client.options("/search", headers=PREFLIGHT).status_code == 405
 
 
-def test_configured_origins_may_call(serve: Serve, manifest: IndexManifest) -> None:
+def test_configured_origins_may_call(serve: Serve) -> None:
     client = serve(cors_origins=(ORIGIN,))
     preflight = client.options("/search", headers=PREFLIGHT)
     assert preflight.status_code == 200
