@@ -54,9 +54,7 @@ def serve(
         sys.stdout.flush()
 
     if count > 1:
-        # Workers read their settings from the environment.
-        os.environ["CARE_WORKERS"] = str(count)
-        supervise(read_settings(), count, reason, announce)
+        supervise(settings, count, reason, announce)
         return
     from service.server import serve as serve_alone
 

@@ -252,8 +252,8 @@ class _Supervisor:
         self._served.on_change = self._switch
         self._all_serve = True
         self._look()
-        fields = {"threads": self._settings.threads, "workers": len(workers)}
-        _LOG.info("workers serve", extra={"fields": fields | {"reason": self._reason}})
+        fields = {"workers": len(workers), "reason": self._reason}
+        _LOG.info("workers serve", extra={"fields": fields})
         self._announce(urls[0])
         self._spawn(self._served.watch(self._settings.watch_seconds))
         while True:
@@ -300,7 +300,8 @@ class _Supervisor:
         command = [sys.executable, "-m", "service.workers.worker", *map(str, arguments)]
         # Ctrl-C reaches all processes of a terminal's group. Workers are in groups of their own,
         # because they get the signal from the supervisor.
-        process = subprocess.Popen(command, pass_fds=passed, process_group=0)
+        settings = os.environ | {"CARE_WORKERS": str(len(self._listeners))}
+        process = subprocess.Popen(command, env=settings, pass_fds=passed, process_group=0)
         theirs.close()
         worker = self._workers[number] = _Worker(number, process, ours)
         Thread(target=self._follow, args=[worker], daemon=True).start()

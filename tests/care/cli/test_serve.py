@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import values
 
 from care.cli.main import main
 from service.access.api_keys import ApiKey, ApiKeys
@@ -16,8 +17,9 @@ from tests.errors import error_code
 
 
 @pytest.fixture(autouse=True)
-def signal_handlers() -> Iterator[None]:
+def signal_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restores the handlers and hooks that the command replaces."""
+    monkeypatch.setattr(values, "ValueClass", values.ValueClass)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     hooks = sys.excepthook, threading.excepthook, sys.unraisablehook
     yield
