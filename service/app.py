@@ -49,26 +49,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What a worker shares with the others of a service.
+    """What a worker shares with the others of a service."""
 
-    Attributes:
-        is_first: Whether this worker logs and counts what happens to all.
-        metrics: The metrics of this worker; their page is that of all.
-        usages: What all take of their limits.
-        buckets: The rates of API keys.
-        secret: Secret of the keys of caches, if the settings have none.
-        cache: Makes an empty memory cache, which knows what all have found.
-        serve: Returns the version that all serve, which is opened by the function that it gets.
-        beat: Shows that the event loop of this worker runs, until it is cancelled.
-    """
-
-    is_first: bool
-    metrics: Metrics
-    usages: Usages
-    buckets: Buckets
-    secret: str
+    is_first: bool  # whether this worker logs and counts what happens to all
+    metrics: Metrics  # of this worker; their page is that of all
+    usages: Usages  # what all take of their limits
+    buckets: Buckets  # the rates of API keys
+    secret: str  # of the keys of caches, if the settings have none
+    # Makes an empty memory cache, which knows what all have found.
     cache: Callable[[int, int], MemoryCache]
+    # Returns the version that all serve, which is opened by the function that it gets.
     serve: Callable[[Callable[..., Snapshot]], Served]
+    # Shows that the event loop of this worker runs, until it is cancelled.
     beat: Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -142,9 +134,6 @@ def build_engine(
     """Loads the query encoder and the active index version, and starts the threads.
 
     The arguments are those of `create_app`; `redis` holds the cache that replicas share.
-
-    Raises:
-        CareError: If a setting is wrong, or the encoder or the index cannot be loaded.
     """
     pair = load_pair(settings.pair, settings.pairs)
     reranker = None
@@ -194,14 +183,7 @@ def build_app(
     tracer: Tracer | None = None,
     shared: "Shared | None" = None,
 ) -> FastAPI:
-    """Creates the application around an engine: its routes and middleware.
-
-    Args:
-        engine: The engine; the application closes it.
-        access: Who may ask for what.
-        tracer: Records traces, if they are configured.
-        shared: What this process shares with other workers, if there are any.
-    """
+    """Creates the application around an engine, which it closes: its routes and middleware."""
     settings, metrics = engine.settings, engine.metrics
 
     @asynccontextmanager

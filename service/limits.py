@@ -22,34 +22,22 @@ _CACHED_JSON = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a service takes at once, from all clients and in all its workers together.
-
-    Attributes:
-        connections: Open connections.
-        unsent_bytes: Bytes of answers that clients have not yet taken.
-        requests: Requests, besides probes.
-        probes: Requests of monitoring.
-        buffered_bytes: Bytes of request bodies in memory.
-        answer_bytes: Bytes of the answers that are made or sent.
-        queue_tokens: Tokens that wait or are being encoded; as many may wait for the encoder of
-            `CARE_OVERFLOW_PAIR`.
-        cache_entries: Queries in the memory cache of one worker.
-        cache_bytes: Bytes of hits as JSON in the memory cache of one worker.
-    """
+    """What a service takes at once, from all clients and in all its workers together."""
 
     connections: int
-    unsent_bytes: int
-    requests: int
-    probes: int
-    buffered_bytes: int
-    answer_bytes: int
+    unsent_bytes: int  # bytes of answers that clients have not yet taken
+    requests: int  # besides probes
+    probes: int  # requests of monitoring
+    buffered_bytes: int  # bytes of request bodies in memory
+    answer_bytes: int  # bytes of the answers that are made or sent
+    # Tokens that wait or are being encoded; as many may wait for the encoder of
+    # `CARE_OVERFLOW_PAIR`.
     queue_tokens: int
-    cache_entries: int
-    cache_bytes: int
+    cache_entries: int  # queries in the memory cache of one worker
+    cache_bytes: int  # bytes of hits as JSON in the memory cache of one worker
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """Returns the limits of a service with these settings."""
         workers = settings.workers or 1
         return cls(
             connections=settings.max_connections,
@@ -68,9 +56,7 @@ class Limits:
 class Usage:
     """What a service takes of one limit: a number for each of its workers, which all can read.
 
-    Args:
-        taken: int64 [workers], shared by the processes; by default that of a service with one.
-        worker: The number of this worker.
+    `taken`, int64 [workers], is shared by the processes; by default the service has one.
     """
 
     def __init__(self, taken: MutableSequence[int] | None = None, worker: int = 0) -> None:
@@ -120,10 +106,6 @@ class Shares:
 
     One client may take all of it. Once it is used up, a client may still take its equal share, so
     that others cannot keep it out; all together then take less than twice the limit.
-
-    Args:
-        limit: What all clients may take.
-        usage: What they take.
     """
 
     def __init__(self, limit: int, usage: Usage | None = None) -> None:
@@ -147,12 +129,7 @@ class Shares:
 
 
 class AnswerBudget:
-    """Limits the size of all answers that are being made or sent.
-
-    Args:
-        limit: Largest sum of their sizes [bytes]; an answer alone may be larger.
-        usage: Their sizes.
-    """
+    """Limits the sum of the sizes of answers in progress [bytes]; one alone may be larger."""
 
     def __init__(self, limit: int, usage: Usage | None = None) -> None:
         self._limit = limit
@@ -160,11 +137,7 @@ class AnswerBudget:
 
     @contextmanager
     def charged(self, size: int) -> Iterator[None]:
-        """Charges an answer of `size` bytes for the duration of the block.
-
-        Raises:
-            RequestError: If it exceeds the limit together with the answers in progress.
-        """
+        """Charges `size` bytes within the block; RequestError if answers exceed the limit."""
         size = size if size >= SMALL_ANSWER else 0
         if size and self.usage.total and not self.usage.allows(size, self._limit):
             message = "too many long answers at once: retry later, or lower top_k"

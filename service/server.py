@@ -74,16 +74,7 @@ def set_up_process(settings: Settings) -> None:
 
 
 def run(app: FastAPI, listener: Listener, ready: Callable[[str], None]) -> None:
-    """Runs an application of `create_app` until SIGINT or SIGTERM.
-
-    Args:
-        app: The application.
-        listener: Where it listens.
-        ready: Called with the URL when it accepts connections and handles signals.
-
-    Raises:
-        CareError: If the address is not available.
-    """
+    """Runs an application of `create_app` until a signal; `ready` gets the URL once it serves."""
     engine = app.state.service.engine
     settings = engine.settings
     deadline = threading.Timer(_END_PROCESS, _end_process)
@@ -160,13 +151,8 @@ class DrainingServer(uvicorn.Server):
     A second signal skips the wait; a third one, if it is SIGINT, aborts requests in flight. After
     the wait, connections that are still open after 6 s end, with their requests.
 
-    Args:
-        config: Configuration of uvicorn.
-        connections: The open connections.
-        drain: Called at each signal.
-        drain_seconds: How long to accept requests after the first signal [s].
-        ready: Called once the service accepts connections and handles signals.
-        deadline: Started after the wait.
+    `drain` is called at each signal, `ready` once the service accepts connections and handles
+    signals; `deadline` is started after the wait.
     """
 
     def __init__(
@@ -193,7 +179,6 @@ class DrainingServer(uvicorn.Server):
             self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handles a signal."""
         self._drain()
         if self._end_at is None and self._drain_seconds:
             self._end_at = time.monotonic() + self._drain_seconds

@@ -50,9 +50,7 @@ class ApiKeys:
     def parse(cls, text: str, source: str = "CARE_API_KEYS") -> Self:
         """Parses comma-separated `name:role:sha256`.
 
-        Raises:
-            CareError: If an entry is wrong; the message names `source` and does not quote secrets
-                or hashes.
+        The CareError for a wrong entry names `source` and does not quote secrets or hashes.
         """
         keys: dict[bytes, ApiKey] = {}
         names: set[str] = set()
@@ -75,11 +73,9 @@ class ApiKeys:
         return len(self._keys)
 
     def has(self, role: Role) -> bool:
-        """Returns whether any key has a role."""
         return any(key.role == role for key in self._keys.values())
 
     def find(self, secret: str) -> ApiKey | None:
-        """Returns the key with a secret, or None."""
         return self._keys.get(self._tag(_digest(secret)))
 
     def replace(self, other: "ApiKeys") -> None:
@@ -91,14 +87,7 @@ class ApiKeys:
 
 
 def new_key(name: str, role: Role) -> tuple[str, str]:
-    """Makes a key.
-
-    Returns:
-        The secret for the client, and the entry for `CARE_API_KEYS`.
-
-    Raises:
-        CareError: If the name is not valid.
-    """
+    """Makes a key: returns the secret for the client, and the entry for `CARE_API_KEYS`."""
     if not _NAME.fullmatch(name):
         message = f"'{name}' is not a valid key name: {_NAME_RULE}"
         raise CareError(message, code="invalid_key_name", name=name)

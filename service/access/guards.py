@@ -39,17 +39,11 @@ _PROXY_HEADERS = ("origin", "forwarded", "x-forwarded-for")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may ask for what, and how much.
-
-    Attributes:
-        keys: The API keys.
-        key_file: The file that they are read from, if there is one.
-        limiter: Limits the rate of each key, if rates are limited.
-    """
+    """Who may ask for what, and how much."""
 
     keys: ApiKeys
-    key_file: KeyFile | None
-    limiter: RateLimiter | None
+    key_file: KeyFile | None  # the file that they are read from, if there is one
+    limiter: RateLimiter | None  # limits the rate of each key, if rates are limited
 
     @classmethod
     def of(
@@ -58,16 +52,7 @@ class Access:
         redis: "RedisGuard | None" = None,
         buckets: Buckets | None = None,
     ) -> Self:
-        """Reads the API keys.
-
-        Args:
-            settings: The settings of the service.
-            redis: The rates that replicas share.
-            buckets: Those that the workers of one replica share.
-
-        Raises:
-            CareError: If a key or its file is wrong.
-        """
+        """Reads the keys; `redis` shares rates among replicas, `buckets` among their workers."""
         key_file = KeyFile(settings.api_keys_file) if settings.api_keys_file else None
         keys = key_file.keys if key_file else ApiKeys.parse(plain(settings.api_keys))
         limiter = None
@@ -87,7 +72,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The objects of one application that its routes use; `pair` is the name of the pair."""
+    """The objects of one application that its routes use."""
 
     settings: Settings
     pair: str
@@ -113,11 +98,8 @@ class RequireKey:
 
     It runs before routing, so that it covers each route, file and unknown path: 401 precedes 404.
     Open are the paths of `_OPEN` and `_OPEN_FILES`, and `/metrics` by `CARE_OPEN_METRICS`. The name
-    of the key is stored in the state of the request for logs and rate limits.
-
-    Args:
-        app: The application.
-        routes: The routes of the application, by which metrics and logs name rejected requests.
+    of the key is stored in the state of the request for logs and rate limits. Metrics and logs name
+    rejected requests by `routes`, those of the application.
     """
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
@@ -125,7 +107,6 @@ class RequireKey:
         self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one ASGI connection."""
         if scope["type"] == "http":
             state = cast("State", scope["app"].state.service)
             if state.keys and not _is_open(scope["state"]["path"], state.settings):
@@ -152,11 +133,7 @@ def client_of(scope: Scope) -> str:
 
 
 def find_key(state: State, headers: Mapping[str, str]) -> ApiKey:
-    """Returns the key that a request carries in the header Authorization.
-
-    Raises:
-        RequestError: If the key is missing or unknown.
-    """
+    """Returns the key in the header Authorization; RequestError if it is missing or unknown."""
     scheme, secret = get_authorization_scheme_param(headers.get("authorization"))
     key = state.keys.find(secret) if scheme.lower() == "bearer" else None
     if key is None:
@@ -166,13 +143,11 @@ def find_key(state: State, headers: Mapping[str, str]) -> ApiKey:
 
 
 def check_role(request: Request, role: Role) -> None:
-    """Checks that a request may use the routes of a role.
+    """Checks that a request may use the routes of a role; RequestError if it may not.
 
     Without any key, searching is open to everyone. Administration is then open to clients on this
-    machine, if the service listens on a loopback address.
-
-    Raises:
-        RequestError: If the key, which `RequireKey` has found, lacks the role.
+    machine, if the service listens on a loopback address. Otherwise the key that `RequireKey` has
+    found must have the role.
     """
     state = get_state(request)
     if not state.keys and (role == "search" or _is_local(request, state.settings.host)):
@@ -240,11 +215,7 @@ Timeout = Annotated[int | None, _header]
 
 
 async def charge_rate(request: Request, queries: int) -> None:
-    """Charges the rate limit of the key for queries, or for texts to encode.
-
-    Raises:
-        RequestError: If the limit is exceeded.
-    """
+    """Charges the rate limit of the key for queries, or for texts to encode."""
     limiter = get_state(request).limiter
     if limiter and (
         wait := await limiter.admit(request.scope["state"].get("key", "anonymous"), queries)
@@ -258,15 +229,8 @@ def admitted(request: Request, timeout_ms: int | None, answer: int) -> Iterator[
     """Yields the deadline of a request that waits, on the clock of the event loop [s].
 
     The block is cancelled if the client disconnects, and charges the budget of answers until it
-    ends.
-
-    Args:
-        request: The request.
-        timeout_ms: The time-out that the client asks for [ms], if any.
-        answer: Estimated size of the answer [bytes].
-
-    Raises:
-        RequestError: If the budget of answers is exceeded.
+    ends: RequestError if that is exceeded. `timeout_ms` is what the client asks for, if anything;
+    `answer` is the estimated size of the answer [bytes].
     """
     state = get_state(request)
     of_request = request.scope["state"]

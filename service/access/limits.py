@@ -44,7 +44,6 @@ class LimitRequests:
         self._most_probes = limits.probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one ASGI connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -122,6 +121,5 @@ class LimitRequests:
 
 
 def _has_body(scope: Scope) -> bool:
-    """Returns whether a request announces a body."""
     length = header(scope, b"content-length")
     return length not in (None, "0") or header(scope, b"transfer-encoding") is not None

@@ -59,7 +59,6 @@ class Buckets:
         return self._full_at.get(name, 0)
 
     def put(self, name: str, full_at: int) -> None:
-        """Sets the time of a name."""
         self._full_at[name] = full_at
 
 
@@ -71,16 +70,11 @@ class RateLimiter:
     replicas together admit n times the rate. The workers of a replica share its local buckets.
 
     A request of more queries than the burst never conforms. It is admitted when the bucket is
-    full, and all its queries are charged, so that the next request waits longer.
+    full, and all its queries are charged, so that the next request waits longer; no request has
+    more than `largest` queries.
 
-    Args:
-        rate: Queries per second. Intervals are whole microseconds: at most 1,000,000.
-        burst: Queries at once.
-        guard: Calls Redis, if configured.
-        clock: A monotonic clock [ns].
-        service: Tells the keys of services on one Redis apart.
-        largest: Most queries of a request.
-        buckets: The local buckets.
+    Intervals are whole microseconds, so `rate` is at most 1,000,000. `clock` is monotonic [ns];
+    `service` tells the keys of services on one Redis apart.
     """
 
     def __init__(
@@ -104,8 +98,7 @@ class RateLimiter:
     async def admit(self, name: str, cost: int) -> float:
         """Charges a request of `cost` queries to the name of a key, if it conforms.
 
-        Returns:
-            0.0 if the request is admitted, else the time after which to retry [s].
+        Returns 0.0 if the request is admitted, else the time after which to retry [s].
         """
         if self._guard:
             key = f"care:rate:{self._service}:{name}"

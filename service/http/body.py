@@ -21,12 +21,7 @@ _LONG = 1 << 16
 
 
 async def read_body(receive: Receive) -> bytearray:
-    """Returns the body of a request.
-
-    Raises:
-        ClientDisconnect: If the client disconnects before the body is complete.
-        RequestError: If the body is too long, or late.
-    """
+    """Returns the body; ClientDisconnect if the client leaves, RequestError if too long or late."""
     body = bytearray()
     more = True
     while more:
@@ -41,20 +36,12 @@ async def read_body(receive: Receive) -> bytearray:
 async def parse_body(
     type_: TypeAdapter[Any], content_type: str | None, body: bytearray, settings: Settings
 ) -> Any:
-    """Returns the valid value of a JSON body.
+    """Returns the value of a JSON body, which must be of the type `type_`.
 
     No step takes the event loop more than some 30 ms for a body of 4 MiB: values are counted before
-    they become objects, and the validation of a list stops at its first fault.
-
-    Args:
-        type_: The type of the value.
-        content_type: The header Content-Type; None is taken for JSON.
-        body: The body.
-        settings: The settings of the service.
-
-    Raises:
-        RequestError: If the body has another media type, is not valid JSON, has too many values, or
-            is not of the type.
+    they become objects, and the validation of a list stops at its first fault. Without a header
+    Content-Type the body is taken for JSON. RequestError if it has another media type, is not valid
+    JSON, has too many values, or is not of the type.
     """
     media_type = (content_type or "application/json").partition(";")[0]
     if media_type.strip().lower() != "application/json":

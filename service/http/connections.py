@@ -26,21 +26,11 @@ ENDINGS = get_args(Ending)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits of connections.
-
-    Attributes:
-        connections: Most open connections.
-        header_bytes: Longest head of a request: request line and headers [bytes].
-        unsent_bytes: Most bytes of responses that wait for clients, of all connections.
-        client_timeout: Longest wait for a request's head, and for progress of a response [s].
-        keep_alive: Longest wait for the next request of a connection [s].
-    """
-
     connections: int
-    header_bytes: int
-    unsent_bytes: int
-    client_timeout: float
-    keep_alive: float
+    header_bytes: int  # longest head of a request: request line and headers
+    unsent_bytes: int  # of responses that wait for clients, of all connections
+    client_timeout: float  # longest wait for a request's head, and for progress of a response [s]
+    keep_alive: float  # longest wait for the next request of a connection [s]
 
 
 class Closable(Protocol):
@@ -59,15 +49,7 @@ class Connections:
     When a connection beyond the limit opens, the connection whose client the service has waited for
     longest ends: idle connections first. When a response takes the unsent bytes beyond their limit,
     the connection that has been sending for longest ends. A single response may exceed that limit.
-
-    Args:
-        limits: The limits.
-        endings: Counts the connections that end, by reason.
-        count: The number of open connections.
-        unsent: Bytes of the responses that clients have not taken in full.
-
-    Attributes:
-        limits: The limits.
+    `endings` counts the connections that end, by reason.
     """
 
     def __init__(
@@ -152,11 +134,9 @@ class Connections:
 
 
 class Progress:
-    """Whether a client takes a response: all of it, or `_LEAST_TAKEN` bytes, within each time-out.
+    """Whether a client takes all of a response, or `_LEAST_TAKEN` bytes, within each time-out.
 
-    Args:
-        now: Time of the loop [s].
-        left: Bytes that the client has not taken.
+    `now` is a time of the loop [s]; `left` are the bytes that the client has not taken.
     """
 
     def __init__(self, now: float, left: int) -> None:

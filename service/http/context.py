@@ -50,7 +50,6 @@ class RequestContext:
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one ASGI connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

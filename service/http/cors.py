@@ -23,7 +23,6 @@ class Cors:
         self._origins = frozenset(origins)
 
     def allows(self, origin: str | None) -> bool:
-        """Returns whether pages of an origin may call."""
         return origin is not None and bool(self._origins & {origin, "*"})
 
     def headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
@@ -49,7 +48,6 @@ class Preflight:
         self._cors = cors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one ASGI connection."""
         answers: ASGIApp = self._app
         if scope["type"] == "http" and scope["method"] == "OPTIONS":
             origin = header(scope, b"origin")

@@ -50,22 +50,16 @@ class Connection(Protocol):
 
 
 class Exchange:
-    """One request and its answer.
-
-    Attributes:
-        keep_alive: Whether the connection stays open after the answer.
-        expects_continue: Whether the client waits for status 100 before it sends the body.
-        started: Whether the answer has begun.
-        complete: Whether the answer is sent.
-    """
+    """One request and its answer."""
 
     def __init__(
         self, connection: Connection, scope: Scope, default_headers: list[tuple[bytes, bytes]]
     ) -> None:
-        self.keep_alive = True
+        self.keep_alive = True  # whether the connection stays open after the answer
+        # Whether the client waits for status 100 before it sends the body.
         self.expects_continue = False
-        self.started = False
-        self.complete = False
+        self.started = False  # whether the answer has begun
+        self.complete = False  # whether the answer is sent
         self._connection = connection
         self._scope = scope
         scope["extensions"] = {_EXCHANGE: self}
@@ -143,11 +137,8 @@ class Exchange:
         """Sends a part of the answer.
 
         Returns when the client has taken it; at once if the client has disconnected. The head is
-        sent with the first part of the content.
-
-        Raises:
-            RuntimeError: If the message is not the next one of an answer, or the content is not as
-                long as announced.
+        sent with the first part of the content. RuntimeError if the message is not the next one of
+        an answer, or the content is not as long as announced.
         """
         if self._disconnected:
             return

@@ -10,15 +10,9 @@ from core.errors import CareError
 class Listener:
     """A socket that is bound at once and listens later, when the index is loaded.
 
-    Two processes can bind one address, but only one can listen on it, unless it is shared.
-
-    Args:
-        host: Address.
-        port: Port; 0 takes a free one.
-        shared: Whether several sockets listen on the port; the kernel spreads connections.
-
-    Raises:
-        CareError: If the address is not available.
+    Two processes can bind one address, but only one can listen on it, unless it is `shared`: then
+    the kernel spreads connections over the sockets. Port 0 takes a free port. An address that is
+    not available is a CareError.
     """
 
     def __init__(self, host: str, port: int, *, shared: bool = False) -> None:
@@ -38,9 +32,6 @@ class Listener:
         Services that share an address by `SO_REUSEPORT` do not notice each other. So a socket that
         does not share it shows whether one listens already, and the name of a Unix socket, which
         only one process can have, whether one is about to.
-
-        Raises:
-            CareError: If the address is not available.
         """
         alone = cls(host, port)
         port = alone.socket.getsockname()[1]
@@ -60,11 +51,7 @@ class Listener:
         return listener
 
     def listen(self, backlog: int) -> str:
-        """Starts to listen; connections wait in the backlog. Returns the URL.
-
-        Raises:
-            CareError: If the address is not available.
-        """
+        """Starts to listen; connections wait in the backlog. Returns the URL."""
         with self._usable():
             self.socket.listen(backlog)
         host, port = self.socket.getsockname()[:2]

@@ -41,16 +41,7 @@ Refuse = Callable[[RequestError], ASGIApp]
 
 
 class HttpProtocol(asyncio.Protocol):
-    """The server's side of a connection; uvicorn makes one for each.
-
-    Args:
-        config: uvicorn's configuration.
-        server_state: uvicorn's connections, tasks and default headers.
-        app_state: State of the application's lifespan.
-        _loop: The event loop; by default the running one.
-        connections: All open connections and their limits.
-        refuse: Makes the application that answers a refused request.
-    """
+    """The server's side of a connection; uvicorn makes one for each."""
 
     def __init__(
         self,
@@ -114,7 +105,6 @@ class HttpProtocol(asyncio.Protocol):
         self._discards = True
 
     def data_received(self, data: bytes) -> None:
-        """Reads what has arrived."""
         if self._discards:
             return
         if not self._input and not self._exchange:
@@ -170,7 +160,6 @@ class HttpProtocol(asyncio.Protocol):
             raise _SecondRequestError
 
     def on_url(self, url: bytes) -> None:
-        """Keeps the target of the request."""
         self._url = url
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -193,7 +182,6 @@ class HttpProtocol(asyncio.Protocol):
             self._pause_reading()
 
     def on_message_complete(self) -> None:
-        """Notes that the request is complete."""
         self._more_body = False
 
     # What the exchange calls
@@ -211,7 +199,6 @@ class HttpProtocol(asyncio.Protocol):
                 self._connections.sent(self)
 
     def resume_reading(self) -> None:
-        """Reads on after a pause."""
         if not self._reading and not self.transport.is_closing():
             self._reading = True
             self.transport.resume_reading()
@@ -345,7 +332,6 @@ class HttpProtocol(asyncio.Protocol):
         return True
 
     def _read_body(self, exchange: Exchange) -> None:
-        """Reads more of the body of a request."""
         size = self._body_left if self._body_left > 0 else _PIECE
         data = bytes(self._input[:size])
         del self._input[:size]

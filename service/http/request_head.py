@@ -18,19 +18,11 @@ _SINGLE = frozenset({b"authorization", b"content-type", b"expect", b"x-request-t
 
 
 def resolve(method: str, target: bytes, version: str, headers: Headers) -> tuple[bytes, Headers]:
-    """Checks target, version and headers of a request.
+    """Checks target, version (as in `1.1`) and headers of a request; their names are in lower case.
 
     Returns the target in origin form, with a slash before the query, and the headers. The authority
-    of a target in absolute form takes the place of `Host`. The target of `OPTIONS *` stays.
-
-    Args:
-        method: The method.
-        target: The target, as sent.
-        version: The version of HTTP, as in `1.1`.
-        headers: The headers; names are in lower case.
-
-    Raises:
-        ValueError: If they are not valid. The message is for the client.
+    of a target in absolute form takes the place of `Host`. The target of `OPTIONS *` stays. The
+    message of a ValueError is for the client.
     """
     if version not in ("1.0", "1.1"):
         raise ValueError("the version of HTTP is neither 1.1 nor 1.0")

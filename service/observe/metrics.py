@@ -48,14 +48,8 @@ _CACHED_STAGES = ("cache", "fetch", "total")
 class Metrics:
     """The metrics of one application, in a separate registry; all series exist from the start.
 
-    Gauges say with `multiprocess_mode` how those of several workers become one.
-
-    Args:
-        processes: Returns the metrics of processes; by default those of this one.
-
-    Attributes:
-        registry: The metrics.
-        render: Makes the page of metrics.
+    Gauges say with `multiprocess_mode` how those of several workers become one. `processes` returns
+    the metrics of processes; by default those of this one.
     """
 
     def __init__(self, processes: Collector | None = None) -> None:

@@ -15,10 +15,8 @@ class Tracer:
 
     Spans are created when a request has ended, from times that are measured anyway, so requests
     that are not sampled cost nothing. Stages follow each other from the start of the request. The
-    `OTEL_*` variables of OpenTelemetry set destination and sampling.
-
-    Raises:
-        CareError: If OpenTelemetry is not installed.
+    `OTEL_*` variables of OpenTelemetry set destination and sampling. CareError if OpenTelemetry is
+    not installed.
     """
 
     def __init__(self) -> None:
@@ -54,13 +52,9 @@ class Tracer:
     ) -> None:
         """Creates the spans of a request that has just ended.
 
-        Args:
-            route: Path template of the route; the path itself may contain query text.
-            status: HTTP status.
-            headers: Headers of the request; `traceparent` names the parent span.
-            seconds: Duration of the request [s].
-            stages: Duration of each stage, in order [ms].
-            request_id: Id of the request.
+        `route` is the path template, as the path itself may contain query text; the header
+        `traceparent` names the parent span. The request took `seconds` [s], its stages, in order,
+        the times in `stages` [ms].
         """
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
@@ -92,9 +86,5 @@ class Tracer:
 
 
 def make_tracer() -> Tracer | None:
-    """Returns a tracer if the environment variable is set.
-
-    Raises:
-        CareError: If OpenTelemetry is not installed.
-    """
+    """Returns a tracer if the environment variable is set."""
     return Tracer() if os.environ.get(ENDPOINT) else None

@@ -17,31 +17,20 @@ from stores.faiss.search import limit_threads
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Job:
-    """A text to encode.
+    """A text to encode."""
 
-    Attributes:
-        text: The text, normalized by `core.text`.
-        client: Who asks: the queue serves clients in turn.
-        abandoned: Whether no request waits for it any more; it is then not encoded.
-        tokenized: Its tokens, once tokenized.
-        with_tokens: Whether its token vectors are wanted too.
-        token_vectors: Its token vectors, float32 [tokens, dimension], if the encoder computes them.
-        queued: When it was submitted, on the clock of `time.perf_counter` [s].
-        queue: Time in the queue [s].
-        tokenize: Time to tokenize its batch [s].
-        encode: Time to encode its batch [s].
-    """
-
-    text: str
-    client: str = ""
-    abandoned: bool = False
-    tokenized: Any = None
-    with_tokens: bool = False
+    text: str  # normalized by `core.text`
+    client: str = ""  # who asks: the queue serves clients in turn
+    abandoned: bool = False  # whether no request waits for it any more; it is then not encoded
+    tokenized: Any = None  # its tokens, once tokenized
+    with_tokens: bool = False  # whether its token vectors are wanted too
+    # Its token vectors, float32 [tokens, dimension], if the encoder computes them.
     token_vectors: FloatArray | None = None
+    # When it was submitted, on the clock of `time.perf_counter` [s].
     queued: float = field(default_factory=time.perf_counter)
-    queue: float = 0.0
-    tokenize: float = 0.0
-    encode: float = 0.0
+    queue: float = 0.0  # time in the queue [s]
+    tokenize: float = 0.0  # time to tokenize its batch [s]
+    encode: float = 0.0  # time to encode its batch [s]
 
 
 class Batcher:

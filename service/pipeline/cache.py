@@ -47,15 +47,9 @@ class QueryKeys:
     """Computes cache keys: keyed hashes, which reveal nothing without the secret.
 
     A key depends on everything that the result depends on: the query, the embedding space, the
-    weights of the query encoder, what judges whether a query is answered, what ranks hits again,
-    and the files of the index version. Entries of another model or index version are therefore
-    never found.
-
-    Args:
-        secret: Secret of the service.
-        spec: Specification of the query encoder.
-        pair: The pair.
-        reranker: Address, model and limit of tokens of the server that ranks hits again.
+    weights of the query encoder, what judges whether a query is answered, what ranks hits again
+    (`reranker`: address, model and limit of tokens of a server), and the files of the index
+    version. Entries of another model or index version are therefore never found.
     """
 
     def __init__(
@@ -88,9 +82,7 @@ class _Entry:
 class MemoryCache:
     """LRU cache of the scored rows of queries, and of their hits as JSON; not thread-safe.
 
-    Args:
-        entries: Most queries; fewer if their JSON takes more than `json_bytes`.
-        json_bytes: Most bytes of JSON.
+    It has at most `entries` queries, and fewer if their JSON takes more than `json_bytes`.
     """
 
     def __init__(self, entries: int, json_bytes: int = 64 << 20) -> None:
@@ -100,7 +92,6 @@ class MemoryCache:
         self._found: OrderedDict[bytes, _Entry] = OrderedDict()
 
     def get(self, key: bytes) -> CacheEntry | None:
-        """Returns the entry of a key, or None."""
         entry = self._found.get(key)
         if entry is None:
             return None

@@ -48,46 +48,21 @@ _MAX_WRITES = 64
 
 @dataclass(frozen=True, slots=True)
 class CheckedQueries:
-    """The queries of a request, checked for an index version.
-
-    Attributes:
-        index: The index version.
-        queries: The queries as they are searched.
-        keys: The key of each query in the caches.
-        started: When the check began, on the clock of `time.perf_counter` [s].
-        client: Who asks.
-    """
+    """The queries of a request, checked for an index version."""
 
     index: Snapshot
-    queries: Sequence[Query]
-    keys: Sequence[bytes]
-    started: float
-    client: str = ""
+    queries: Sequence[Query]  # as they are searched
+    keys: Sequence[bytes]  # key of each query in the caches
+    started: float  # when the check began, on the clock of `time.perf_counter` [s]
+    client: str = ""  # who asks
 
 
 class Engine:
     """Searches and encodes: the event loop looks up, admits and waits; threads compute.
 
-    Args:
-        settings: The settings of the service.
-        served: The index version that is served.
-        pair: The pair.
-        encoder: The query encoder of the pair.
-        overflow: The query encoder for a full queue, if any.
-        metrics: The metrics of the application.
-        redis: The cache in Redis, if configured; the engine closes it.
-        reranker: The server that reranks, if configured; the engine closes it.
-        usages: What all workers take of their limits.
-        make_cache: Makes an empty memory cache.
-        secret: Secret of the keys of caches, if the settings have none; by default a new one.
-
-    Attributes:
-        settings: The settings of the service.
-        limits: What it takes at once.
-        metrics: The metrics of the application.
-        pair: Name of the pair.
-        served: The index version that is served.
-        usages: What all workers take of their limits.
+    The encoder `overflow` takes what the queue has no room for. The engine closes `redis` and
+    `reranker`. `make_cache` makes an empty memory cache; `secret` is that of the keys of caches, if
+    the settings have none: by default a new one.
     """
 
     def __init__(
@@ -156,13 +131,8 @@ class Engine:
     ) -> CheckedQueries:
         """Checks the queries of a request for the served index version.
 
-        Args:
-            queries: The queries as they were sent.
-            batch: Whether errors name the position of the query.
-            client: Who asks: queues serve clients in turn.
-
-        Raises:
-            QueryError: If a query is not valid for the index.
+        QueryError if one is not valid for the index; with `batch` it names the position of the
+        query. Queues serve each `client` in turn.
         """
         started = time.perf_counter()
         index = self.index
@@ -203,17 +173,9 @@ class Engine:
     async def search(
         self, checked: CheckedQueries, deadline: float
     ) -> list[tuple[QueryResult, Timings]]:
-        """Searches for the queries of a request.
+        """Returns result and timings of each query of a request, in order.
 
-        Args:
-            checked: The queries.
-            deadline: When the search is given up, on the clock of the event loop [s].
-
-        Returns:
-            The result and timings of each query, in order.
-
-        Raises:
-            RequestError: If the queue is full, or the deadline passes.
+        RequestError if the queue is full, or the deadline, a time of the event loop [s], passes.
         """
         index, keys, started = checked.index, checked.keys, checked.started
         known = {i: entry for i, key in enumerate(keys) if (entry := self._memory.get(key))}

@@ -15,28 +15,20 @@ class Flight(Job):
     """A text to encode, the search for it, and the future of the result; shared by equal requests.
 
     Only the pipeline changes a flight once it is submitted.
-
-    Attributes:
-        task: The search; None if the result is the vector of the text.
-        key: Flights with equal keys are shared, unless the key is empty.
-        result: The result, or the exception that took its place.
-        overflow: Whether another encoder has taken it. The result is then not cached.
-        waiters: Number of requests that wait for the result.
-        admitted: Tokens of the queue that it takes.
     """
 
-    task: SearchTask | None = None
-    key: bytes = b""
+    task: SearchTask | None = None  # the search; None if the result is the vector of the text
+    key: bytes = b""  # flights with equal keys are shared, unless the key is empty
+    # The result, or the exception that took its place.
     result: "asyncio.Future[Any]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    overflow: bool = False
-    waiters: int = 0
-    admitted: int = 0
+    overflow: bool = False  # whether another encoder has taken it; the result is then not cached
+    waiters: int = 0  # number of requests that wait for the result
+    admitted: int = 0  # tokens of the queue that it takes
 
     @property
     def needs_vector(self) -> bool:
-        """Whether the text has to be encoded."""
         return self.task is None or self.task.needs_vector
 
     def abandon(self) -> None:
@@ -52,10 +44,8 @@ class Flight(Job):
     def outcome(self, vector: Any) -> Any:
         """Returns the result, or the exception that took the place of the vector.
 
-        With a server that ranks hits again, the result of its task is not complete yet.
-
-        Args:
-            vector: The vector of the text, the exception that encoding raised, or None.
+        `vector` is that of the text, the exception that encoding raised, or None. With a server
+        that ranks hits again, the result of its task is not complete yet.
         """
         task = self.task
         if task is None or (isinstance(vector, Exception) and task.query.mode != "hybrid"):

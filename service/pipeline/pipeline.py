@@ -48,17 +48,9 @@ Lookup = Callable[[Sequence[bytes]], Awaitable[Sequence[Any]]]
 class Pipeline:
     """Owns each flight from `complete` to its result.
 
-    All methods but `stop` must be called on the event loop.
-
-    Args:
-        encoder: The query encoder.
-        overflow: The query encoder for a full queue, if any.
-        settings: The settings of the service.
-        limits: What the service takes at once.
-        metrics: The metrics of the application.
-        keep: Called with the key and the result of each flight that has a key.
-        reranker: The server that ranks hits again, if there is one.
-        usages: What all workers take of their limits.
+    All methods but `stop` must be called on the event loop. The encoder `overflow` takes what the
+    queue has no room for; `keep` is called with the key and the result of each flight that has a
+    key.
     """
 
     def __init__(
@@ -117,23 +109,14 @@ class Pipeline:
     ) -> list[Flight]:
         """Joins flights that are already open, starts the others, and waits for all results.
 
-        Started flights are open to equal ones at once. They are looked up, if a lookup is given,
-        and those without a result are admitted, all or none. A flight ends when the last request
-        that waits for it gives up.
+        Started flights are open to equal ones at once. They are looked up in a shared cache, if a
+        `lookup` is given, and those without a result are admitted, all or none. A flight ends when
+        the last request that waits for it gives up. `others` are further futures to wait for; they
+        are not cancelled. An `urgent` request skips admission and the queue.
 
-        Args:
-            requested: The flights of a request.
-            deadline: When to give up, on the clock of the event loop [s].
-            lookup: Looks up results in a shared cache.
-            others: Further futures to wait for; they are not cancelled.
-            urgent: Whether to skip admission and the queue.
-
-        Returns:
-            For each requested flight the one that has its result; read only its result and times.
-
-        Raises:
-            RequestError: If the queue is full, or the deadline passes.
-            Exception: The first exception of a flight.
+        Returns for each requested flight the one that has its result; read only its result and
+        times. Raises the first exception of a flight, and RequestError if the queue is full or the
+        deadline, a time of the event loop [s], passes.
         """
         flights = [self._open.setdefault(one.key, one) if one.key else one for one in requested]
         started = [one for one, flight in zip(requested, flights, strict=True) if flight is one]
@@ -218,11 +201,7 @@ class Pipeline:
                 self._resolve(flight, error)
 
     def _submit(self, flights: Sequence[Flight], *, urgent: bool = False) -> None:
-        """Admits all flights or none; an empty queue admits any number of tokens.
-
-        Raises:
-            RequestError: If the queue is full.
-        """
+        """Admits all flights or raises RequestError; an empty queue admits any number of tokens."""
         if not flights:
             return
         tokens = [self._cost(flight.text) for flight in flights]

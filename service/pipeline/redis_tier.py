@@ -32,16 +32,9 @@ class RedisGuard:
     for writes alone if Redis responds to them with errors: it is out of memory, a read-only
     replica, or forbids the command. Reads go on.
 
-    Args:
-        url: Address of Redis.
-        timeout: Time-out of a call, with connecting and waiting for a free connection [s].
-        breaker: The circuit breaker of all calls.
-        writes: The circuit breaker of writes.
-        on_error: Called with the kind of each failed call or unusable value.
-        connections: Most connections.
-
-    Raises:
-        CareError: If the address is not valid; the message does not quote it.
+    `timeout` is that of a call, with connecting and waiting for a free connection [s]; `on_error`
+    is called with the kind of each failed call or unusable value. The message of the CareError for
+    an address that is not valid does not quote it.
     """
 
     def __init__(
@@ -89,11 +82,9 @@ class RedisGuard:
     async def write(self, operation: Callable[[Redis], Awaitable[T]]) -> T:
         """Returns the result of an operation.
 
-        A cancelled call counts neither as success nor as failure. The connection of a call that
-        was cancelled or timed out is closed, as its response may still arrive.
-
-        Raises:
-            UnavailableError: If the call fails or times out, or a breaker is open.
+        UnavailableError if the call fails or times out, or a breaker is open. A cancelled call
+        counts neither as success nor as failure. The connection of a call that was cancelled or
+        timed out is closed, as its response may still arrive.
         """
         with self._reported(), self._writes.call(ResponseError):
             return await self._run(operation)
@@ -124,7 +115,6 @@ class RedisGuard:
             raise UnavailableError(kind) from error
 
     async def close(self) -> None:
-        """Closes the connections."""
         with suppress(RedisError, OSError):
             await self._pool.aclose()
 
@@ -142,7 +132,6 @@ class RedisCache:
         self._ttl_seconds = ttl_seconds
 
     async def close(self) -> None:
-        """Closes the connections."""
         await self._guard.close()
 
     async def get_many(self, keys: Sequence[bytes], count: int) -> list[CacheEntry | None]:

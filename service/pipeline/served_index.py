@@ -53,25 +53,15 @@ DAMAGE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a look at the index found; if it differs from the last one, a reload is attempted.
+    """What a look at the index found; if it differs from the last one, a reload is attempted."""
 
-    Attributes:
-        active: The active version, or the code of the error if there is none.
-        files: The files of the active version.
-        served: The files of the served version.
-    """
-
-    active: str
-    files: VersionFiles | None
-    served: VersionFiles | None
+    active: str  # the active version, or the code of the error if there is none
+    files: VersionFiles | None  # of the active version
+    served: VersionFiles | None  # of the served version
 
 
 def open_store(settings: Settings) -> VectorStore:
-    """Returns the store of the vectors.
-
-    Raises:
-        CareError: If Milvus or the GPU is not available.
-    """
+    """Returns the store of the vectors; CareError if Milvus or the GPU is not available."""
     milvus = plain(settings.milvus_uri), plain(settings.milvus_token)
     address = MilvusAddress(*milvus, settings.milvus_timeout_ms / 1000)
     return VectorStores(address, settings.faiss_device).get(settings.store)
@@ -82,25 +72,21 @@ class Opened(Protocol):
 
     @property
     def files(self) -> VersionFiles:
-        """Its files before they were verified."""
+        """The files before they were verified."""
 
     @property
     def manifest(self) -> IndexManifest:
-        """Its manifest."""
+        """The manifest of the version."""
 
 
 _Opened = TypeVar("_Opened", bound=Opened)
 
 
 class Served(Protocol):
-    """What an engine needs of the version that it serves.
-
-    Attributes:
-        index: The version.
-        on_change: Called in the event loop after another version is served.
-    """
+    """What an engine needs of the version that it serves."""
 
     index: Snapshot
+    # Called in the event loop after another version is served.
     on_change: Callable[[Snapshot], None]
 
     @property
@@ -108,11 +94,7 @@ class Served(Protocol):
         """Whether the active version is served; false if it could not be loaded."""
 
     async def reload(self) -> Snapshot:
-        """Serves the active version, and returns it.
-
-        Raises:
-            CareError: If it cannot be loaded.
-        """
+        """Serves the active version, and returns it; CareError if it cannot be loaded."""
 
     async def watch(self, every: float) -> None:
         """Serves what becomes active, if nothing else sees to it."""
@@ -124,23 +106,12 @@ class Served(Protocol):
 class ServedIndex(Generic[_Opened]):
     """Loads the active version of an index and replaces it by a newer one while it is served.
 
-    If the active version is damaged at start, the last whole version before it is served. The same
-    happens later if the files of the served version are changed in place. Otherwise a version that
-    cannot be loaded leaves the served one as it is.
+    If the active version is damaged at start, the last whole version before it is served;
+    IndexVersionError if there is none. The same happens later if the files of the served version
+    are changed in place. Otherwise a version that cannot be loaded leaves the served one as it is.
 
-    Args:
-        folder: The folder of the index.
-        active: Returns the id of the active version.
-        open_version: Opens the version in a folder, and checks it.
-        metrics: Shows whether the active version is served, and counts reloads.
-
-    Attributes:
-        index: The version that is served.
-        on_change: Called in the event loop after another version is served.
-        switching: Held while the served version may change.
-
-    Raises:
-        IndexVersionError: If no version can be served.
+    `active` returns the id of the active version; `open_version` opens and checks the version in a
+    folder.
     """
 
     def __init__(
@@ -154,8 +125,9 @@ class ServedIndex(Generic[_Opened]):
         self._active = active
         self._open = open_version
         self._metrics = metrics
+        # Called in the event loop after another version is served.
         self.on_change: Callable[[_Opened], None] = lambda _: None
-        self.switching = asyncio.Lock()
+        self.switching = asyncio.Lock()  # held while the served version may change
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load", initializer=limit_threads)
         self._seen: _Seen | None = None
         self._failure: object = None
@@ -171,9 +143,8 @@ class ServedIndex(Generic[_Opened]):
     async def reload(self) -> _Opened:
         """Loads and checks the active version, then replaces the served one.
 
-        Raises:
-            CareError: If the active version cannot be loaded. The served one stays, unless its
-                files were changed in place: then the last whole version before it replaces it.
+        CareError if the active version cannot be loaded. The served one stays, unless its files
+        were changed in place: then the last whole version before it replaces it.
         """
         async with self.switching:
             loop = asyncio.get_running_loop()
@@ -239,11 +210,8 @@ class ServedIndex(Generic[_Opened]):
     def _load(self, served: VersionFiles | None = None) -> tuple[_Opened, CareError | None]:
         """Loads the active version, or the last whole one before it if that has to be served.
 
-        Args:
-            served: The files of the served version when they were opened.
-
-        Returns:
-            The version to serve, and why the active one is not served.
+        `served` are the files of the served version when they were opened. Returns the version to
+        serve, and why the active one is not served.
         """
         seen = self._seen = self._look(served)
         try:

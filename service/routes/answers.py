@@ -85,13 +85,9 @@ def batch_json(
     included: Sequence[Sequence[str]],
     queries: Sequence[Query],
 ) -> Iterator[bytes]:
-    """Yields a `BatchResponse`.
+    """Yields a `BatchResponse`; each of `results` is removed once its JSON is made.
 
-    Args:
-        index: The index version that was searched.
-        results: The results; each is removed once its JSON is made.
-        included: The optional fields of the hits of each result.
-        queries: The query of each result.
+    `included` are the optional fields of the hits of each result.
     """
     separator = b'{"results":['
     results.reverse()

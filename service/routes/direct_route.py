@@ -44,12 +44,8 @@ class DirectRoute(APIRoute):
 
     A route of GET answers HEAD too, without documenting it; the server leaves out the content.
 
-    Attributes:
-        answered: The methods that the route answers.
-
-    Raises:
-        TypeError: If no role is declared, or the function declares a parameter that this class does
-            not read: OpenAPI would document it, and requests would ignore it.
+    TypeError if no role is declared, or the function declares a parameter that this class does not
+    read: OpenAPI would document it, and requests would ignore it.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:

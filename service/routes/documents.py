@@ -14,16 +14,8 @@ from service.pipeline.pipeline import DEADLINE_EXCEEDED
 async def find(engine: Engine, index: Snapshot, id_: str, deadline: float) -> range:
     """Returns the row with an id, or the rows of a document that is split; not empty.
 
-    A search thread compares the ids.
-
-    Args:
-        engine: The engine, for its threads.
-        index: The index version.
-        id_: Id of a document or chunk.
-        deadline: When the lookup is given up, on the clock of the event loop [s].
-
-    Raises:
-        RequestError: If no document or chunk has the id, or the deadline passes.
+    A search thread compares the ids. RequestError if no document or chunk has the id, or the
+    deadline, a time of the event loop [s], passes.
     """
     try:
         async with asyncio.timeout_at(deadline):

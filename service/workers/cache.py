@@ -19,10 +19,7 @@ class SharedTable:
     """A table of values by keys [32 bytes] in memory that processes share, without a lock.
 
     A value that two processes write at once, or one writes while another reads, has a wrong
-    checksum and is a miss. Values that do not fit into a place are not kept.
-
-    Args:
-        memory: The places, of `PLACE` bytes each.
+    checksum and is a miss. Values that do not fit into a place of `PLACE` bytes are not kept.
     """
 
     def __init__(self, memory: memoryview) -> None:
@@ -30,7 +27,6 @@ class SharedTable:
         self._sets = len(memory) // PLACE // _WAYS
 
     def get(self, key: bytes) -> bytes | None:
-        """Returns the value of a key, or None."""
         for start in self._places(key):
             used, checksum, size, of = _HEAD.unpack_from(self._memory, start)
             if of == key and used and size <= _MOST_BYTES:
@@ -41,7 +37,6 @@ class SharedTable:
         return None
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Stores the value of a key."""
         if len(value) > _MOST_BYTES:
             return
         heads = {start: _HEAD.unpack_from(self._memory, start) for start in self._places(key)}
@@ -64,20 +59,13 @@ class SharedTable:
 
 
 class WorkerCache(MemoryCache):
-    """The memory cache of a worker, which looks into the shared table for what it lacks.
-
-    Args:
-        entries: Most queries in this worker.
-        json_bytes: Most bytes of JSON in this worker.
-        table: What all workers share.
-    """
+    """The memory cache of a worker, which looks into the shared table for what it lacks."""
 
     def __init__(self, entries: int, json_bytes: int, table: SharedTable) -> None:
         super().__init__(entries, json_bytes)
         self._table = table
 
     def get(self, key: bytes) -> CacheEntry | None:
-        """Returns the entry of a key, or None."""
         entry = super().get(key)
         if entry is None and key and (value := self._table.get(key)):
             entry = unpacked(value)

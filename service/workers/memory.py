@@ -41,11 +41,8 @@ _USAGES = tuple(field.name for field in fields(Usages))
 class SharedMemory:
     """The memory of one service, mapped by its supervisor and its workers.
 
-    Args:
-        file: The descriptor of the file.
-        workers: The number of workers.
-        worker: The number of this worker; the supervisor has the number `workers`.
-        entries: Queries in the cache.
+    `file` is the descriptor of the file. `worker` is the number of this worker; the supervisor has
+    the number `workers`. `entries` is the number of queries in the cache.
     """
 
     def __init__(self, file: int, workers: int, worker: int, entries: int = 0) -> None:
@@ -164,7 +161,6 @@ class SharedBuckets(Buckets):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes from the buckets within the block."""
         fcntl.lockf(self._file, fcntl.LOCK_EX, 1)
         try:
             yield
@@ -172,11 +168,9 @@ class SharedBuckets(Buckets):
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1)
 
     def get(self, name: str) -> int:
-        """Returns the time of a name, 0 if it has none."""
         return int(self._numbers[self._place(name) + 1])
 
     def put(self, name: str, full_at: int) -> None:
-        """Sets the time of a name."""
         self._numbers[self._place(name) + 1] = full_at
 
     def _place(self, name: str) -> int:
@@ -206,18 +200,12 @@ class _Series:
 
     The memory begins with the number of its bytes that are used. A series is the length of its key,
     its key as JSON, padded to whole words, and its value.
-
-    Args:
-        memory: The memory of the process.
-
-    Attributes:
-        values: All words of the memory as float64.
     """
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
         self._numbers = memory.cast("q")
-        self.values = cast("Any", memory.cast("d"))
+        self.values = cast("Any", memory.cast("d"))  # all words of the memory as float64
         self._places: dict[_Key, int] = {}
         self._read = 1  # words
 
@@ -297,10 +285,6 @@ class _Page:
     """All series of all processes as one registry, which the library can render.
 
     Counters and histograms are summed, and gauges by their mode: the sum, or the largest one.
-
-    Args:
-        registry: The metrics of this process.
-        processes: The series of each process.
     """
 
     def __init__(self, registry: CollectorRegistry, processes: Iterable[_Series]) -> None:
@@ -309,7 +293,6 @@ class _Page:
         self._reading = Lock()
 
     def collect(self) -> Iterator[Metric]:
-        """Yields each metric with the series of all processes."""
         found: dict[str, dict[_Key, float]] = defaultdict(dict)
         with self._reading:
             for process in self._processes:
@@ -347,15 +330,13 @@ def _add_samples(metric: Metric, series: dict[_Key, float]) -> None:
 class _Processes(Collector):
     """The metrics of all processes of a service: sums, and the time at which the first one started.
 
-    Args:
-        processes: int64 [workers + 1]: their ids, 0 for one that does not run.
+    `processes`, int64 [workers + 1], are their ids, 0 for one that does not run.
     """
 
     def __init__(self, processes: memoryview) -> None:
         self._processes = processes
 
     def collect(self) -> Iterable[Metric]:
-        """Returns the metrics."""
         found: dict[str, Metric] = {}
         for process in filter(None, self._processes):
             # The collector calls `pid` at once.

@@ -62,31 +62,14 @@ _WORKER_BYTES, _ENCODER_FACTOR = 128 << 20, 2
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A version whose files are verified, and which all workers have open.
+    """A version whose files are verified, and which all workers have open."""
 
-    Attributes:
-        files: The files before they were verified.
-        manifest: The manifest.
-    """
-
-    files: VersionFiles
+    files: VersionFiles  # before they were verified
     manifest: IndexManifest
 
 
 class _Worker:
-    """A worker process.
-
-    Args:
-        number: Its place among the workers.
-        process: The process.
-        connection: To the worker.
-
-    Attributes:
-        started: Done when it has loaded all but a version, or has ended.
-        serving: The URL, once it accepts connections; or why it ended before.
-        gone: Done when the process has ended.
-        failure: Why it ended, if it has.
-    """
+    """A worker process and the connection to it."""
 
     def __init__(
         self,
@@ -96,9 +79,11 @@ class _Worker:
     ) -> None:
         self.number, self.process, self.connection = number, process, connection
         loop = asyncio.get_running_loop()
+        # Done when it has loaded all but a version, or has ended.
         self.started: asyncio.Future[None] = loop.create_future()
+        # The URL, once it accepts connections; or why it ended before.
         self.serving: asyncio.Future[str] = loop.create_future()
-        self.gone: asyncio.Future[None] = loop.create_future()
+        self.gone: asyncio.Future[None] = loop.create_future()  # done when the process has ended
         self.failure: Exception | None = None
         self._asking = asyncio.Lock()
         self._answer: asyncio.Future[Exception | None] | None = None
@@ -128,7 +113,6 @@ class _Worker:
             self._answer.set_result(error)
 
     def ended(self, status: int) -> None:
-        """Notes that the process has ended."""
         if self.failure is None:
             how = f"by signal {-status}" if status < 0 else f"with status {status}"
             self.failure = IndexVersionError(f"a worker ended {how}", code="worker_ended")
@@ -214,11 +198,7 @@ class _Supervisor:
         self._switching: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Serves until a signal.
-
-        Raises:
-            CareError: If the service cannot start, or a worker cannot be replaced.
-        """
+        """Serves until a signal; CareError if it cannot start or replace a worker."""
         self._loop = loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = loop.create_future()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -405,11 +385,7 @@ class _Supervisor:
     # Versions
 
     def _open(self, folder: Path) -> Verified:
-        """Verifies the version in a folder once, and lets all workers open it; for a thread.
-
-        Raises:
-            IndexVersionError: If a check fails, or a worker cannot open it.
-        """
+        """Verifies the version in a folder once, and lets all workers open it; for a thread."""
         files = VersionFiles.of(folder)
         with opening(folder):
             manifest = read_manifest(folder)

@@ -48,12 +48,7 @@ OpenVersion = Callable[..., Snapshot]
 
 
 class Supervision:
-    """The supervisor, as a worker sees it.
-
-    Args:
-        memory: The memory of the service.
-        connection: To the supervisor.
-    """
+    """The supervisor, as a worker sees it."""
 
     def __init__(
         self, memory: SharedMemory, connection: "Connection[ToSupervisor, ToWorker]"
@@ -64,16 +59,11 @@ class Supervision:
         self._sending = threading.Lock()
 
     def send(self, message: ToSupervisor) -> None:
-        """Sends a message."""
         with self._sending:
             self._connection.send(message)
 
     def receive(self) -> ToWorker:
-        """Waits for a message.
-
-        Raises:
-            EOFError: If the supervisor has ended.
-        """
+        """Waits for a message; EOFError if the supervisor has ended."""
         return self._connection.recv()
 
     async def beat(self) -> None:
@@ -101,15 +91,7 @@ class Supervision:
 class SupervisedIndex:
     """The version that all workers serve: the supervisor says which, and when.
 
-    It waits for the first one.
-
-    Args:
-        supervision: The supervisor.
-        open_version: Opens the version in a folder.
-
-    Attributes:
-        index: The version.
-        on_change: Called in the event loop after another version is served.
+    It waits for the first one. `open_version` opens the version in a folder.
     """
 
     def __init__(self, supervision: Supervision, open_version: OpenVersion) -> None:
@@ -119,6 +101,7 @@ class SupervisedIndex:
         self._numbers = count()
         self._reloads: dict[int, asyncio.Future[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        # Called in the event loop after another version is served.
         self.on_change: Callable[[Snapshot], None] = lambda _: None
         self.index: Snapshot
         self._first = threading.Event()
@@ -132,11 +115,7 @@ class SupervisedIndex:
         return not self._supervision.memory.fallback
 
     async def reload(self) -> Snapshot:
-        """Lets all workers serve the active version.
-
-        Raises:
-            CareError: If one of them cannot; then all go on with the one before.
-        """
+        """Lets all workers serve the active version; if one cannot, all keep the one before."""
         number = next(self._numbers)
         self._reloads[number] = reloaded = asyncio.get_running_loop().create_future()
         try:
