@@ -22,21 +22,14 @@ _STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The questions of one set, by the score of one mode.
-
-    Attributes:
-        mode: The mode of search.
-        name: Name of the set.
-        queries: Number of questions with a score.
-        refused: The share below the threshold.
-        auroc: Probability that a question that is answered scores higher than one of this set,
-            ties counted as half; None for the answered ones themselves.
-    """
+    """The questions of one set, by the score of one mode of search."""
 
     mode: str
-    name: str
-    queries: int
-    refused: float
+    name: str  # of the set
+    queries: int  # number of questions with a score
+    refused: float  # the share below the threshold
+    # Probability that a question that is answered scores higher than one of this set, ties
+    # counted as half; None for the answered ones themselves.
     auroc: float | None
 
 

@@ -70,10 +70,8 @@ def read_queries(
 ) -> dict[str, str]:
     """Reads the text of each query, by id; a duplicate id is an error.
 
-    Args:
-        path: The file.
-        searched: The ids of queries that are searched: their texts must not be empty.
-        max_chars: Most characters of these.
+    The texts of queries that are searched, given by their ids in `searched`, must not be empty or
+    longer than `max_chars`.
     """
     queries = {}
     for number, id_, record in _records(path):
@@ -132,9 +130,8 @@ def read_judged_queries(
 ) -> tuple[dict[str, str], Qrels]:
     """Reads judgements and the texts of their queries, both by query id in the same order.
 
-    Raises:
-        DataError: If a file is wrong, the judgements reference an unknown query, or a judged query
-            is empty or longer than `max_chars`.
+    DataError if a file is wrong, the judgements reference an unknown query, or a judged query is
+    empty or longer than `max_chars`.
     """
     judgements = read_qrels(qrels)
     texts = read_queries(queries, judgements, max_chars)
@@ -148,16 +145,9 @@ def check_judged(
     queries: Collection[str],
     documents: Collection[str],
 ) -> None:
-    """Checks that all judged queries and documents exist.
+    """Checks that all judged queries and documents exist; DataError with the first that does not.
 
-    Args:
-        path: The file of judgements, for the error.
-        judged: Ids of judged documents, by query id.
-        queries: The ids of all queries.
-        documents: The ids of all documents.
-
-    Raises:
-        DataError: With the first id that does not exist.
+    `judged` has ids of documents by query id; the error names `path`, the file of judgements.
     """
     unknown = chain(
         (("query", id_) for id_ in judged if id_ not in queries),
@@ -186,7 +176,6 @@ def write_beir(
 
 
 def write_documents(path: Path, documents: Iterable[Document]) -> None:
-    """Writes a corpus."""
     records = (
         {"_id": d.id, "title": d.title, "text": d.text, "metadata": dict(d.metadata)}
         for d in documents
@@ -195,7 +184,6 @@ def write_documents(path: Path, documents: Iterable[Document]) -> None:
 
 
 def write_queries(path: Path, queries: Mapping[str, str]) -> None:
-    """Writes queries, given their text by id."""
     write_jsonl(path, ({"_id": id_, "text": text} for id_, text in queries.items()))
 
 

@@ -33,14 +33,7 @@ class ChannelHit(NamedTuple):
 
 
 class Searcher:
-    """Searches an opened index as the service does.
-
-    Args:
-        snapshot: The opened version of the index.
-        encoder: The query encoder.
-        reranker: The server that ranks hits again, if there is one.
-        max_query_chars: Most characters of a query.
-    """
+    """Searches an opened index as the service does."""
 
     def __init__(
         self,
@@ -60,15 +53,9 @@ class Searcher:
     def run(self, queries: Mapping[str, str], how: Query, name: str) -> Run:
         """Searches all queries in batches; returns scores by document id, by query id.
 
-        In an index of chunks, the score of a document is that of its best chunk.
-
-        Args:
-            queries: Texts by id.
-            how: Mode, `top_k` and `rerank` of each query.
-            name: What the progress bar names.
-
-        Raises:
-            CareError: If a channel of a search fails, or the hits are not ranked again.
+        In an index of chunks, the score of a document is that of its best chunk. `how` is a query
+        with the mode, `top_k` and `rerank` of all; the progress bar shows `name`. CareError if a
+        channel of a search fails, or the hits are not ranked again.
         """
         found = self._search(queries, replace(how, collapse=True), name)
         return {id_: {_document(hit): hit.score for hit in hits} for id_, hits in found.items()}

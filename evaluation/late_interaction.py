@@ -42,17 +42,11 @@ TokenVectors = Mapping[str, NDArray[np.floating[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Candidates of one query.
+    """Candidates of one query."""
 
-    Attributes:
-        ids: Their document ids.
-        cosines: float32 [candidates].
-        bm25: float32 [candidates], BM25 ÷ the largest BM25 of the query.
-    """
-
-    ids: list[str]
-    cosines: FloatArray
-    bm25: FloatArray
+    ids: list[str]  # of documents
+    cosines: FloatArray  # float32 [candidates]
+    bm25: FloatArray  # float32 [candidates], BM25 ÷ the largest BM25 of the query
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +59,10 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Texts by id.
+    """Texts by id."""
 
-    Attributes:
-        vectors: float32 [texts, dimension], in the order of `tokens`.
-        tokens: Token vectors of each text, float16 [tokens, k].
-    """
-
-    vectors: FloatArray
-    tokens: dict[str, NDArray[np.float16]]
+    vectors: FloatArray  # float32 [texts, dimension], in the order of `tokens`
+    tokens: dict[str, NDArray[np.float16]]  # token vectors of each text, float16 [tokens, k]
 
 
 @dataclass(frozen=True, slots=True)

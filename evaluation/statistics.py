@@ -41,16 +41,13 @@ Verdict = Literal["higher", "lower", "equal", "undecided"]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the interval of a difference says.
+    """What the interval of a difference says."""
 
-    Attributes:
-        verdict: `higher` or `lower` if the interval is above or below 0; else `equal` if it is
-            within the margin around 0; else `undecided`.
-        needed: For an undecided difference, the number of items with which the interval would be
-            narrow enough for one of the other verdicts, if the observed difference is the true one.
-    """
-
+    # `higher` or `lower` if the interval is above or below 0; else `equal` if it is within
+    # the margin around 0; else `undecided`.
     verdict: Verdict
+    # For an undecided difference, the number of items with which the interval would be narrow
+    # enough for one of the other verdicts, if the observed difference is the true one.
     needed: int | None = None
 
 

@@ -30,14 +30,8 @@ def suggest_min_score(qrels: Qrels, run: Run) -> MinScoreSuggestion | None:
 
     The threshold is computed over the hits of all judged queries together, and rounded down to
     four decimals. A hit with grade 1 or above is relevant; documents without a judgement count as
-    not relevant.
-
-    Args:
-        qrels: Grades by document id, by query id.
-        run: Scores by document id, by query id, of the service without `min_score`.
-
-    Returns:
-        The suggestion, or None if fewer than 20 queries have a relevant hit in their top 10.
+    not relevant. The run is that of the service without `min_score`. None if fewer than 20 queries
+    have a relevant hit in their top 10.
     """
     relevant: list[float] = []
     others: list[float] = []

@@ -15,17 +15,11 @@ DEPTH = 300
 
 @dataclass(frozen=True, slots=True)
 class WeightScore:
-    """What a weight of full text scores on judged queries.
+    """What a weight of full text scores on judged queries."""
 
-    Attributes:
-        weight: The weight; that of vectors is 1.
-        ndcg: Mean nDCG@10.
-        difference: Difference of nDCG@10 to the search by vectors alone.
-    """
-
-    weight: float
-    ndcg: float
-    difference: Difference
+    weight: float  # that of vectors is 1
+    ndcg: float  # mean nDCG@10
+    difference: Difference  # difference of nDCG@10 to the search by vectors alone
 
 
 def fused_run(found: Mapping[str, Sequence[ChannelHit]], weight: float) -> Run:
@@ -45,13 +39,7 @@ def fused_run(found: Mapping[str, Sequence[ChannelHit]], weight: float) -> Run:
 def compare_weights(
     qrels: Qrels, found: Mapping[str, Sequence[ChannelHit]], weights: Sequence[float]
 ) -> list[WeightScore]:
-    """Scores weights of full text on judged queries.
-
-    Args:
-        qrels: Grades by document id, by query id.
-        found: The hits of the queries, as `Searcher.channels` returns them.
-        weights: The weights.
-    """
+    """Scores weights of full text on judged queries; `found` is from `Searcher.channels`."""
 
     def values(weight: float) -> list[float]:
         return list(score_queries(NDCG_10, qrels, fused_run(found, weight)).values())

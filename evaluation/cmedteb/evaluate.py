@@ -56,7 +56,6 @@ def with_instruction(spec: EncoderSpec, instruction: str) -> EncoderSpec:
 
 
 def takes_instruction(spec: EncoderSpec) -> bool:
-    """Returns whether the prompt of a spec has an instruction."""
     return _INSTRUCTION.search(spec.prompt) is not None
 
 
@@ -98,14 +97,10 @@ class PairModel(AbsEncoder):
         return self.vectors(spec, texts)
 
     def vectors(self, spec: EncoderSpec, texts: Sequence[str]) -> FloatArray:
-        """Encodes normalised texts, or reads their vectors from the cache.
+        """Returns the vectors of normalised texts, encoded or from the cache.
 
-        Args:
-            spec: One of the pair's specifications, perhaps with an instruction.
-            texts: n texts.
-
-        Returns:
-            float32 [n, dimension], unit norm.
+        They are float32 [n, dimension], of unit norm. `spec` is one of the pair's specifications,
+        perhaps with an instruction.
         """
         return encode_cached(
             lambda: self._encoder(spec),
@@ -138,7 +133,6 @@ class Bm25Model:
         self.mteb_model_meta = _meta(name, None)
 
     def index(self, corpus: Any, **_: Any) -> None:
-        """Indexes the corpus."""
         documents = (Document(row["id"], row["text"]) for row in corpus)
         self._index = Bm25Index(documents, self.analyzer)
 
@@ -189,12 +183,9 @@ class StsTask(AbsTaskSTS):
 def evaluate_task(system: System, known: Task, data: TaskData, out: Path) -> TaskScore | None:
     """Runs a system on a task and writes the run file and the score into its folder in `out`.
 
-    Returns:
-        The score, or None if the system does not support the task (BM25 and STS).
-
-    Raises:
-        CareError: If the score is not defined: no query has a relevant document, or the system
-            gives all pairs of STS the same similarity.
+    Returns the score, or None if the system does not support the task (BM25 and STS). CareError if
+    the score is not defined: no query has a relevant document, or the system gives all pairs of STS
+    the same similarity.
     """
     labels: list[float] | None = None
     if isinstance(data, PairData):

@@ -49,12 +49,10 @@ def write_report(out: Path, tasks: Mapping[Task, Callable[[], TaskData]], *, fai
 
 
 def html_report(out: Path, tasks: Mapping[Task, Callable[[], TaskData]], *, failures: int) -> str:
-    """Returns the report of all scores of a folder, the best systems of each task first.
+    """Returns the report of all scores of the folder `out`, the best systems of each task first.
 
-    Args:
-        out: Folder of results.
-        tasks: The tasks and the functions that read their data, as `find_tasks` returns them.
-        failures: Queries that are shown at most for each system and ranking task, worst first.
+    `tasks` are those of `find_tasks`. At most `failures` queries are shown for each system and
+    ranking task, worst first.
     """
     every = [score for scores in read_scores(out).values() for score in scores.values()]
     every.sort(key=lambda score: -score.value)

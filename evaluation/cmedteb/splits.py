@@ -71,7 +71,6 @@ def compare_on_splits(
         the query encoder's weights and tokenizer. Of BM25, the speed is that of the whole search.
 
     Raises:
-        DataError: If a split is missing or invalid.
         CareError: If no query of a split has a relevant document.
     """
     paths = beir_paths(data, splits[0])

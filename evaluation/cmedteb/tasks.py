@@ -73,8 +73,7 @@ def task(name: str) -> Task:
 def read_instructions(path: Path) -> dict[str, str]:
     """Reads a TOML file with an instruction for some tasks, `NAME = "TEXT"`.
 
-    Raises:
-        CareError: If a key is not the name of a task, or its value is not a text.
+    CareError if a key is not the name of a task, or its value is not a text.
     """
     try:
         instructions = tomllib.loads(read_small_text(path))

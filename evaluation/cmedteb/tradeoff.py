@@ -76,10 +76,8 @@ def measure_rates(
 ) -> dict[str, float]:
     """Returns queries/s of each system: the median of interleaved rounds.
 
-    Args:
-        sides: As `query_side` returns them, by system.
-        queries: Queries of a round.
-        batch_size: Queries that are encoded or searched at once.
+    `sides` are by system, as `query_side` returns them. In a round each side encodes or searches
+    all `queries`, `batch_size` at once.
     """
     rates: dict[str, list[float]] = {name: [] for name in sides}
     starts = range(0, len(queries), batch_size)
@@ -101,11 +99,9 @@ def query_side(
 ) -> QuerySide:
     """Returns a function that encodes queries, or searches them by BM25.
 
-    Args:
-        system: A system.
-        known: The task, whose instruction is added to the prompts that take one.
-        corpus: Texts of the documents by id, for BM25.
-        threads: Threads of ONNX Runtime; 0 for all available processors.
+    The instruction of the task `known` is added to the prompts that take one. `corpus`, texts of
+    the documents by id, is for BM25. ONNX Runtime has `threads` threads; 0 for all available
+    processors.
     """
     if isinstance(system, PairModel):
         spec = with_instruction(system.pair.query, known.instruction)
