@@ -79,6 +79,5 @@ class RagApplication(FastHttpUser):
 
     @task
     def search(self) -> None:
-        """Sends one request."""
         name, path, body = self.traffic.draw()
         self.client.post(path, json=body, headers=self.headers, name=name)

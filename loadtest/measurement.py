@@ -27,14 +27,9 @@ Send = Callable[[bytes], Awaitable[tuple[int, bytes]]]
 class Client:
     """Sends requests to one server over persistent connections.
 
-    Args:
-        url: `http://host:port`, optionally with a path that is prepended to all paths.
-        headers: Headers of all requests.
-        limit: Maximum number of connections.
-        timeout: Time-out of a request [s], including the wait for a free connection.
-
-    Raises:
-        ValueError: If `url` is not an http:// address.
+    `url` is `http://host:port`, optionally with a path that is prepended to all paths (else
+    ValueError). There are at most `limit` connections. `timeout` is that of a request [s],
+    including the wait for a free connection.
     """
 
     def __init__(
@@ -63,9 +58,8 @@ class Client:
     async def send(self, message: bytes) -> tuple[int, bytes]:
         """Sends a request made by `message`; returns the status and body of the response.
 
-        Raises:
-            TimeoutError: If the response is not complete within the time-out.
-            OSError: If the connection is refused or broken, or the response has no length.
+        TimeoutError if the response is not complete within the time-out; OSError if the connection
+        is refused or broken, or the response has no length.
         """
         async with asyncio.timeout(self._timeout), self._permits:
             reader, writer = await self._connect()
@@ -103,28 +97,18 @@ class Client:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Results of requests that were scheduled at a constant rate.
+    """Results of requests that were scheduled at a constant rate."""
 
-    Attributes:
-        rate: Scheduled requests per second.
-        seconds: Time from the first scheduled request to the last response.
-        sent: Number of requests.
-        statuses: Number of requests by status, including "timeout" and "connection".
-        latency_ms: p50, p90, p99 and max of requests with status 2xx, from the scheduled time
-            (not from sending) to the response; empty if there are none.
-        lag_ms: p50, p99 and max of the delay between scheduled time and sending.
-        late: Number of requests sent more than 5 ms late.
-        driver_cpu: CPU seconds of this process per second.
-    """
-
-    rate: float
-    seconds: float
-    sent: int
-    statuses: dict[str, int]
+    rate: float  # scheduled requests per second
+    seconds: float  # time from the first scheduled request to the last response
+    sent: int  # number of requests
+    statuses: dict[str, int]  # number of requests by status, including "timeout" and "connection"
+    # p50, p90, p99 and max of requests with status 2xx, from the scheduled time (not from
+    # sending) to the response; empty if there are none.
     latency_ms: dict[str, float]
-    lag_ms: dict[str, float]
-    late: int
-    driver_cpu: float
+    lag_ms: dict[str, float]  # p50, p99 and max of the delay between scheduled time and sending
+    late: int  # number of requests sent more than 5 ms late
+    driver_cpu: float  # CPU seconds of this process per second
 
     @property
     def succeeded(self) -> int:
@@ -170,10 +154,8 @@ async def measure(send: Send, messages: Sequence[bytes], rate: float) -> Measure
     scheduled during it, even those that could not be sent. A closed loop would omit these
     requests ("coordinated omission").
 
-    Args:
-        send: Sends one message and returns status and body, as `Client.send`.
-        messages: At least one message.
-        rate: Requests per second.
+    `messages` must not be empty; `rate` is in requests per second. `send` sends one message and
+    returns status and body, as `Client.send`.
     """
     statuses: Counter[str] = Counter()
     latencies: list[float] = []

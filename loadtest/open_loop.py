@@ -42,15 +42,11 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class Capacity:
-    """The highest rate that a service sustains.
+    """The highest rate that a service sustains."""
 
-    Attributes:
-        rate: Requests per second; None if the service does not sustain the lowest rate.
-        limited_by: Why the next rate failed: `service`, or `driver` if the load generator fell
-            behind its schedule; `grid` if there was no higher rate to try.
-    """
-
-    rate: float | None
+    rate: float | None  # requests per second; None if the service does not sustain the lowest rate
+    # Why the next rate failed: `service`, or `driver` if the load generator fell behind its
+    # schedule; `grid` if there was no higher rate to try.
     limited_by: Literal["service", "driver", "grid"]
 
 
@@ -70,15 +66,9 @@ async def find_max(
     """Finds the highest rate whose p99 latency and error rate are within bounds.
 
     The rate is doubled until it is too high, then bisected, so that the service never gets much
-    more than twice the rate that it sustains.
-
-    Args:
-        measure: Measures the service at a rate.
-        rates: Rates to choose from [requests/s], ascending.
-        bound_ms: Maximum p99 latency.
-        max_error_rate: Maximum share of failed requests.
-        attempts: Failed measurements after which a rate is too high. More than one, because a
-            measurement can fail by a short disturbance of the machine.
+    more than twice the rate that it sustains. `rates` [requests/s] ascend. After `attempts` failed
+    measurements a rate is too high: more than one, because a measurement can fail by a short
+    disturbance of the machine.
     """
     doubling = max(1, sum(rate < 2 * rates[0] for rate in rates))
     limited_by: Literal["service", "driver", "grid"] = "grid"
@@ -206,7 +196,6 @@ async def _measure(options: argparse.Namespace) -> None:
 
 
 async def _index(client: Client, url: str) -> dict[str, Any]:
-    """Returns the response of `GET /index`."""
     try:
         status, body = await client.send(client.message("GET", "/index"))
     except OSError as error:

@@ -35,22 +35,14 @@ def departments_of(index: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Mix:
-    """Composition of the traffic.
+    """Composition of the traffic."""
 
-    Attributes:
-        repeated: Share of questions that are sampled by popularity; the others are new.
-        filtered: Share of single questions with a filter on one department.
-        batches: Share of requests that are batches.
-        batch_size: Questions per batch.
-        top_k: Hits per question.
-        fields: Further fields of each question, such as its mode.
-    """
-
-    repeated: float = 0.5
-    filtered: float = 0.15
-    batches: float = 0.05
-    batch_size: int = 8
-    top_k: int = 10
+    repeated: float = 0.5  # share of questions that are sampled by popularity; the others are new
+    filtered: float = 0.15  # share of single questions with a filter on one department
+    batches: float = 0.05  # share of requests that are batches
+    batch_size: int = 8  # questions per batch
+    top_k: int = 10  # hits per question
+    # Further fields of each question, such as its mode.
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -95,14 +87,8 @@ class Traffic:
     visited in a full cycle, (start + n × stride) modulo their number with a coprime stride, so
     that none repeats before all have been used. The seed determines the start.
 
-    Args:
-        texts: Distinct questions, the most popular first.
-        seed: Seed of all random choices.
-        mix: Composition of the traffic.
-        departments: Departments to filter by; without departments no question is filtered.
-
-    Raises:
-        ValueError: If there are no questions, or two are equal.
+    `texts` are distinct questions, the most popular first (else ValueError). Without `departments`
+    no question is filtered.
     """
 
     def __init__(

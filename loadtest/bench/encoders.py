@@ -36,10 +36,6 @@ def compare(pairs: Sequence[str], queries: Path, threads: int, rounds: int) -> d
         [10⁶ bytes] and, for single queries and for batches, medians over rounds: `ms` and `cpu_ms`,
         wall and CPU time per query; `ratio` and `cpu_ratio`, the rates divided by those of the
         first pair.
-
-    Raises:
-        DataError: If the file of queries cannot be read or is empty.
-        PairError: If a pair does not exist or does not load.
     """
     texts = [normalize_text(text) for text in read_texts(queries)]
     if not texts:

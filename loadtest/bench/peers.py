@@ -100,19 +100,11 @@ def bare_loop(options: ServiceOptions) -> dict[str, Any]:
 def loop(
     options: ServiceOptions, batch: int, sessions: int, threads: int, seconds: float
 ) -> dict[str, float]:
-    """Tokenizes, encodes and searches all questions, in batches of similar length.
+    """Tokenizes, encodes and searches all questions, in batches of `batch` of similar length.
 
-    Run it in a new process, so that other threads do not affect it.
-
-    Args:
-        options: Options of the benchmark.
-        batch: Questions per batch.
-        sessions: Threads that run the loop, each with an encoder.
-        threads: Threads of each encoder.
-        seconds: Duration; the last pass through the questions is completed.
-
-    Returns:
-        `qps`, questions per second, and `p50_ms` of a batch.
+    Run it in a new process, so that other threads do not affect it. Each of `sessions` threads has
+    an encoder with `threads` threads. The last pass through the questions is completed after
+    `seconds`. Returns `qps`, questions per second, and `p50_ms` of a batch.
     """
     pair, version = load_pair(options.pair), _version(options)
     index = faiss.read_index(str(version / VECTORS_FILE), faiss.IO_FLAG_MMAP_IFC)
@@ -181,11 +173,7 @@ def fastapi(options: ServiceOptions) -> dict[str, Any]:
 
 
 def _fill_cache(server: Server, requests: Sequence[str], workers: int) -> list[dict[str, Any]]:
-    """Sends questions until they are cached; returns the hits of the first one.
-
-    Raises:
-        CareError: If a repeated question is not served from the cache.
-    """
+    """Sends questions until they are cached; returns the hits of the first one."""
     # Each worker has a cache, and gets some of the requests.
     for _ in range(1 if workers == 1 else 8 * workers):
         for body in requests:
@@ -215,15 +203,9 @@ def compare(
 ) -> dict[str, Any]:
     """Measures the service and another system in turn, at two numbers of clients, without cache.
 
-    Args:
-        options: Options of the benchmark.
-        name: Name of the other system.
-        application: Its function in `baselines/app.py`.
-        python: The Python of its environment.
-        goal: Goal for the ratio of throughputs, the service to the other system.
-
-    Raises:
-        CareError: If the systems compute different vectors, or the environment is missing.
+    `application` is the function of the other system in `baselines/app.py`, `python` that of its
+    environment; `goal` is for the ratio of throughputs, the service to the other system. CareError
+    if the systems compute different vectors, or the environment is missing.
     """
     if not python.exists():
         raise CareError.at(python, "is missing: `make bench-peers` creates it", "baseline_missing")
@@ -332,11 +314,8 @@ def write_model(pair: Pair, folder: Path) -> None:
 def without_pooling(model: Any, width: int) -> Any:
     """Cuts a sentence encoder's graph after its last layer.
 
-    The input is an ONNX graph with the output `sentence_embedding`; the result has the output
-    `last_hidden_state`, float32 [n, length, width].
-
-    Raises:
-        ValueError: If the graph has other outputs.
+    The input is an ONNX graph with the output `sentence_embedding` (else ValueError); the result
+    has the output `last_hidden_state`, float32 [n, length, width].
     """
     from onnx import ModelProto, TensorProto, helper
     from onnx.utils import Extractor

@@ -39,14 +39,10 @@ def peer_server(
     folder: Path | None = None,
     workers: int = 1,
 ) -> Iterator["Server"]:
-    """Runs an application of `baselines/app.py` with uvicorn.
+    """Runs an application of `baselines/app.py` with uvicorn, in `workers` processes.
 
-    Args:
-        name: Name of its function there.
-        python: The Python of its environment.
-        variables: Environment variables, besides those of this process.
-        folder: Its working directory.
-        workers: Its processes.
+    `name` is that of its function there, `python` the Python of its environment. `variables` are
+    environment variables besides those of this process; `folder` is its working directory.
     """
     port = free_port()
     command = [
@@ -98,11 +94,7 @@ class Server:
         return self.get("/metrics")
 
     def metric(self, name: str) -> float:
-        """Returns the sum of a metric's series in `GET /metrics`.
-
-        Raises:
-            CareError: If there is no such series.
-        """
+        """Returns the sum of a metric's series in `GET /metrics`; CareError if there is none."""
         series = re.compile(rf"^{name}(?:\{{.*\}})? (\S+)$", re.MULTILINE)
         values = series.findall(self.metrics())
         if not values:

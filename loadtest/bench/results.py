@@ -36,13 +36,8 @@ def figure(
 ) -> dict[str, Any]:
     """Returns a measured value with its goal as JSON.
 
-    Args:
-        name: Name of the metric.
-        reached: The value.
-        relation: Whether the goal is a minimum or a maximum.
-        goal: The goal.
-        unit: Unit; "" for a ratio.
-        note: Details, such as the values that a ratio is computed from.
+    `relation` says whether the goal is a minimum or a maximum. `unit` is "" for a ratio; `note` has
+    details, such as the values that a ratio is computed from.
     """
     met = reached >= goal if relation == ">=" else reached <= goal
     found = {"name": name, "reached": reached, "relation": relation, "goal": goal}

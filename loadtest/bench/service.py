@@ -32,10 +32,8 @@ LOOKUP = "care-mini-lookup"
 def modes(options: ServiceOptions) -> dict[str, Any]:
     """Compares hybrid and lexical search with dense search: throughput, and p50 of one client.
 
-    If pair and index have token vectors, hits of a hybrid search are also ranked again.
-
-    Raises:
-        CareError: If the index has no full text.
+    If pair and index have token vectors, hits of a hybrid search are also ranked again. CareError
+    if the index has no full text.
     """
     texts = read_texts(options.queries)
     with bench_service(options, CACHE_ENTRIES="0") as server:

@@ -27,21 +27,11 @@ def bodies(
 
 
 def drive(url: str, requests: Iterable[str], connections: int, seconds: int) -> dict[str, Any]:
-    """Sends JSON bodies to `POST /search` in turn for some seconds.
+    """Sends JSON bodies, without line breaks, to `POST /search` in turn for some seconds.
 
-    Args:
-        url: Address of the server.
-        requests: JSON bodies without line breaks.
-        connections: Number of connections.
-        seconds: Duration.
-
-    Returns:
-        `qps`, requests with status 2xx or 3xx per second; the latencies `p50_ms`, `p90_ms`,
-        `p99_ms` and `max_ms`; `requests`, `seconds` and `connections` of the run; and its `errors`
-        by kind.
-
-    Raises:
-        CareError: If wrk is missing or fails, or a request fails.
+    Returns `qps`, requests with status 2xx or 3xx per second; the latencies `p50_ms`, `p90_ms`,
+    `p99_ms` and `max_ms`; `requests`, `seconds` and `connections` of the run; and its `errors` by
+    kind. CareError if wrk is missing or fails, or a request fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "bodies.jsonl"
