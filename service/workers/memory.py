@@ -258,7 +258,7 @@ def _value_class(series: _Series) -> Any:
             self._lock = Lock()
             with beginning:
                 self._place = series.place(key)
-            # A counter goes on where the worker before this one ended.
+            # A counter starts with the value that the replaced worker left; a gauge starts at 0.
             self._value = 0.0 if type == "gauge" else series.values[self._place]
             self.set(self._value)
 
