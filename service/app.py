@@ -24,6 +24,7 @@ from search.snapshot import Snapshot, check_space, open_version
 from service.access.guards import Access, RequireKey, State
 from service.access.limits import LimitRequests
 from service.access.rate_limit import Buckets
+from service.catalog import Catalog
 from service.http.context import RequestContext
 from service.http.cors import Cors, Preflight
 from service.limits import AnswerBudget, Usages
@@ -60,6 +61,8 @@ class Shared:
     cache: Callable[[int, int], MemoryCache]
     # Returns the version that all serve, which is opened by the function that it gets.
     serve: Callable[[Callable[..., Snapshot]], Served]
+    # Lets the other workers load the active version of an index that they have open.
+    tell_others: Callable[[str], Coroutine[Any, Any, None]]
     # Shows that the event loop of this worker runs, until it is cancelled.
     beat: Callable[[], Coroutine[Any, Any, None]]
 
@@ -115,23 +118,23 @@ def create_app(
     redis = _redis(settings, metrics)
     access = Access.of(settings, redis, shared.buckets if shared else None)
     tracer = make_tracer()
-    engine = build_engine(settings, metrics, redis, encoder, overflow, shared)
+    catalog = build_catalog(settings, metrics, redis, encoder, overflow, shared)
     try:
-        return build_app(engine, access, tracer, shared)
+        return build_app(settings, metrics, catalog, access, tracer, shared)
     except BaseException:
-        engine.stop()  # its threads would keep the process alive
+        catalog.stop()  # its threads would keep the process alive
         raise
 
 
-def build_engine(
+def build_catalog(
     settings: Settings,
     metrics: Metrics,
     redis: "RedisGuard | None" = None,
     encoder: QueryEncoder | None = None,
     overflow: QueryEncoder | None = None,
     shared: "Shared | None" = None,
-) -> Engine:
-    """Loads the query encoder and the active index version, and starts the threads.
+) -> Catalog:
+    """Loads the query encoders and the default index, and starts the threads.
 
     The arguments are those of `create_app`; `redis` holds the cache that replicas share.
     """
@@ -163,34 +166,55 @@ def build_engine(
 
         secret = plain(settings.cache_secret).encode()
         cache = RedisCache(redis, secret, settings.cache_ttl_seconds)
-    others = [overflow] if overflow else []
-    opening = partial(open_version, encoder=encoder, store=store, others=others, pair=pair)
-    served: Served
     of_workers: dict[str, Any] = {}
     if shared:
-        served = shared.serve(opening)
         of_workers = {"usages": shared.usages, "make_cache": shared.cache, "secret": shared.secret}
+    encoders = [(pair, encoder, overflow)]
+    for name in settings.other_pairs:
+        other = load_pair(name, settings.pairs), load_query_encoder(settings, name), None
+        encoders.append(other)
+    openings, engines = {}, {}
+    for one, its_encoder, its_overflow in encoders:
+        space = its_encoder.spec.embedding_space
+        if space in openings:
+            message = f"CARE_OTHER_PAIRS: '{one.name}' has the embedding space of another pair"
+            raise PairError(message, code="same_space", pair=one.name)
+        also = [its_overflow] if its_overflow else []
+        openings[space] = partial(
+            open_version, encoder=its_encoder, store=store, others=also, pair=one
+        )
+    opening = openings[encoder.spec.embedding_space]
+    served: Served
+    if shared:
+        served = shared.serve(opening)
     else:
-        active = partial(store.active_version, index)
-        served = ServedIndex(index, active, opening, metrics)
-    parts = pair, encoder, overflow, metrics, cache, reranker
-    return Engine(settings, served, *parts, **of_workers)
+        served = ServedIndex(index, partial(store.active_version, index), opening, metrics)
+    for one, its_encoder, its_overflow in encoders:
+        parts = one, its_encoder, its_overflow, metrics, cache, reranker
+        engines[its_encoder.spec.embedding_space] = Engine(settings, *parts, **of_workers)
+    tell_others = shared.tell_others if shared else None
+    return Catalog(settings, served, engines, openings, store.active_version, tell_others)
 
 
 def build_app(
-    engine: Engine,
+    settings: Settings,
+    metrics: Metrics,
+    catalog: Catalog,
     access: Access,
     tracer: Tracer | None = None,
     shared: "Shared | None" = None,
 ) -> FastAPI:
-    """Creates the application around an engine, which it closes: its routes and middleware."""
-    settings, metrics = engine.settings, engine.metrics
+    """Creates the application around a catalog, which it closes: its routes and middleware."""
+    engine = catalog.default.engine
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(log_failure)
-        tasks = [loop.create_task(engine.served.watch(settings.watch_seconds))]
+        tasks = [
+            loop.create_task(catalog.served.watch(settings.watch_seconds)),
+            loop.create_task(catalog.watch()),
+        ]
         if access.key_file:
             quiet = shared is not None and not shared.is_first
             tasks.append(loop.create_task(access.key_file.follow(metrics, quiet=quiet)))
@@ -199,7 +223,7 @@ def build_app(
         yield
         for task in tasks:
             task.cancel()
-        await engine.close()
+        await catalog.close()
         if tracer:
             await asyncio.to_thread(tracer.close)
 
@@ -229,7 +253,7 @@ def build_app(
     )
     answers = AnswerBudget(engine.limits.answer_bytes, engine.usages.answer_bytes)
     app.state.service = State(
-        settings, engine.pair, metrics, engine, access.keys, access.limiter, answers
+        settings, engine.pair.name, metrics, engine, catalog, access.keys, access.limiter, answers
     )
     return app
 

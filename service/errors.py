@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from core.errors import CareError
+from core.errors import CareError, IndexVersionError
 from service.observe.metrics import Rejection
 from service.schemas import FieldError
 
@@ -17,6 +17,7 @@ _STATUSES = {
     "forbidden": 403,
     "model_not_found": 404,
     "unknown_document": 404,
+    "unknown_index": 404,
     "body_too_long": 413,
     "url_too_long": 414,
     "unsupported_content_encoding": 415,
@@ -60,3 +61,10 @@ class RequestError(CareError):
         self.status = _STATUSES[code]
         self.rejection = rejection or _REJECTIONS.get(code)
         self.errors = errors
+
+
+def shown(error: Exception) -> CareError:
+    """Returns an error that clients and other processes may see; of an unexpected one its kind."""
+    if isinstance(error, CareError):
+        return error
+    return IndexVersionError(f"an unexpected error: {type(error).__name__}", code="internal_error")

@@ -113,6 +113,11 @@ class Shares:
         self.usage = usage or Usage()
         self._taken: Counter[str] = Counter()
 
+    @property
+    def taken(self) -> int:
+        """What all clients of this object take."""
+        return self._taken.total()
+
     def allow(self, client: str, amount: int) -> bool:
         """Returns whether a client may take an amount more."""
         if self.usage.allows(amount, self._limit):

@@ -417,6 +417,20 @@ class IndexResponse(IndexReference):
     created_at: datetime = Field(description="When the version was built.")
 
 
+class ListedIndex(BaseModel):
+    """An index that a service serves."""
+
+    name: str
+    aliases: list[str] = Field(description="Other names of it.")
+    default: bool = Field(description="Whether paths without an index mean it.")
+
+
+class IndexesResponse(BaseModel):
+    """The indexes that the key may search, by name."""
+
+    indexes: list[ListedIndex]
+
+
 class Health(BaseModel):
     """The state of the process."""
 

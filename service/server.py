@@ -75,7 +75,7 @@ def set_up_process(settings: Settings) -> None:
 
 def run(app: FastAPI, listener: Listener, ready: Callable[[str], None]) -> None:
     """Runs an application of `create_app` until a signal; `ready` gets the URL once it serves."""
-    engine = app.state.service.engine
+    engine, catalog = app.state.service.engine, app.state.service.catalog
     settings = engine.settings
     deadline = threading.Timer(_END_PROCESS, _end_process)
     deadline.daemon = True
@@ -106,7 +106,7 @@ def run(app: FastAPI, listener: Listener, ready: Callable[[str], None]) -> None:
         server.run(sockets=[listener.socket, *others])
     finally:
         # Afterwards the interpreter waits for threads. If one is busy, the timer ends the process.
-        engine.stop()
+        catalog.stop()
 
 
 def make_connections(

@@ -57,9 +57,19 @@ class Settings(BaseSettings):
     """Folder of all indexes."""
     index: str = "sample"
     """Name of the index to search."""
+    serve_indexes: Annotated[tuple[str, ...], NoDecode] = ("*",)
+    """Names of the indexes to serve besides `CARE_INDEX`, comma-separated; `*` stands for any
+    characters. Default: all of `CARE_INDEXES`. Each is opened when a request names it."""
+    open_bytes: AtLeast1 | None = None
+    """Most private memory that open indexes may take in one worker besides `CARE_INDEX`, estimated
+    [bytes]; beyond it the one closes that has not been used for longest. Default: a quarter of what
+    the cgroup allows, divided by the number of workers."""
     pair: str = DEFAULT_PAIR
     """Pair whose query encoder is loaded: the name of a trained or registered pair, or the path of
     a pair's .toml file."""
+    other_pairs: Annotated[tuple[str, ...], NoDecode] = ()
+    """Pairs whose query encoders are loaded too, comma-separated, for indexes of other embedding
+    spaces. Each has threads and a queue of its own."""
     pairs: Path = DEFAULT_PAIRS
     """Folder of trained pairs: NAME/pair.toml, which `care export` writes."""
     store: Literal["faiss", "milvus"] = "faiss"
@@ -238,6 +248,13 @@ class Settings(BaseSettings):
         if isinstance(value, str) and not value.strip():
             raise ValueError("is empty: set it, or unset it to serve without keys")
         return value
+
+    @field_validator("serve_indexes", "other_pairs", mode="before")
+    @classmethod
+    def _split_names(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        return tuple(part.strip() for part in value.split(",") if part.strip())
 
     @field_validator("cors_origins", mode="before")
     @classmethod

@@ -20,6 +20,7 @@ from service import schemas
 from service.access.api_keys import ApiKey, ApiKeys, Role
 from service.access.key_file import KeyFile
 from service.access.rate_limit import Buckets, RateLimiter
+from service.catalog import Catalog, Opened
 from service.errors import RequestError
 from service.http.exchange import exchange_of
 from service.http.problems import MEDIA_TYPE, problem_response
@@ -77,7 +78,8 @@ class State:
     settings: Settings
     pair: str
     metrics: Metrics
-    engine: Engine
+    engine: Engine  # of the default index
+    catalog: Catalog
     keys: ApiKeys
     limiter: RateLimiter | None
     answers: AnswerBudget
@@ -86,6 +88,25 @@ class State:
 def get_state(request: Request) -> State:
     """Returns the state of the application that handles a request."""
     return cast("State", request.scope["app"].state.service)
+
+
+def index_name(request: Request) -> str:
+    """Returns the name of the index that a request is about, which may not exist for its key.
+
+    The path names it, or an alias; other paths are about the default index. RequestError if no such
+    index is served.
+    """
+    catalog = get_state(request).catalog
+    name = request.path_params.get("index")
+    return catalog.default_name if name is None else catalog.resolve(name)
+
+
+async def opened_index(request: Request, timeout_ms: int | None = None) -> Opened:
+    """Returns the index that a request is about, and opens it if needed; see `Catalog.open`."""
+    catalog = get_state(request).catalog
+    if "index" not in request.path_params:
+        return catalog.default
+    return await catalog.open(index_name(request), deadline_of(request, timeout_ms))
 
 
 # Paths that need no key: probes, pages and the files of the pages. All others need one.
@@ -224,6 +245,16 @@ async def charge_rate(request: Request, queries: int) -> None:
         raise RequestError("rate_limited", message, retry_after=wait)
 
 
+def deadline_of(request: Request, timeout_ms: int | None) -> float:
+    """Returns the deadline of a request on the clock of the event loop [s].
+
+    `timeout_ms` is what the client asks for, if anything.
+    """
+    timeout: int = timeout_ms or get_state(request).settings.timeout_ms
+    arrived: float = request.scope["state"]["arrived"]
+    return arrived + timeout / 1000
+
+
 @contextmanager
 def admitted(request: Request, timeout_ms: int | None, answer: int) -> Iterator[float]:
     """Yields the deadline of a request that waits, on the clock of the event loop [s].
@@ -234,7 +265,7 @@ def admitted(request: Request, timeout_ms: int | None, answer: int) -> Iterator[
     """
     state = get_state(request)
     of_request = request.scope["state"]
-    deadline = of_request["arrived"] + (timeout_ms or state.settings.timeout_ms) / 1000
+    deadline = deadline_of(request, timeout_ms)
     work = asyncio.current_task()
     assert work
 

@@ -55,7 +55,8 @@ class Metrics:
     def __init__(self, processes: Collector | None = None) -> None:
         self.registry = registry = prometheus_client.CollectorRegistry()
         self.render: Callable[[], bytes] = lambda: prometheus_client.generate_latest(registry)
-        self._followed: list[tuple[prometheus_client.Gauge, Callable[[], float]]] = []
+        self._followed: dict[prometheus_client.Gauge, list[Callable[[], float]]] = {}
+        self._fallbacks: set[str] = set()
         self._page: asyncio.Task[bytes] | None = None
         self._page_until = 0.0
         registry.register(processes or prometheus_client.ProcessCollector(registry=None))
@@ -157,7 +158,8 @@ class Metrics:
         )
         self.index_fallback = same(
             "care_index_fallback",
-            "1 while the active index version cannot be loaded and another one is served, else 0.",
+            "1 while the active version of an index cannot be loaded and another one is served, "
+            "else 0.",
         )
         self.index_info = same(
             "care_index_info",
@@ -194,13 +196,13 @@ class Metrics:
                 series.labels(label)
 
     def follow(self, gauge: prometheus_client.Gauge, value: Callable[[], float]) -> None:
-        """Sets a gauge to what a function returns, at each `update`."""
-        self._followed.append((gauge, value))
+        """Sets a gauge to what a function returns, at each `update`; to the sum of several."""
+        self._followed.setdefault(gauge, []).append(value)
 
     def update(self) -> None:
         """Sets the gauges that follow functions; must be called on the event loop."""
-        for gauge, value in self._followed:
-            gauge.set(value())
+        for gauge, values in self._followed.items():
+            gauge.set(sum(value() for value in values))
 
     def register_routes(self, statuses: dict[str, list[int]]) -> None:
         """Creates the request series of each route and each status that it documents."""
@@ -238,6 +240,11 @@ class Metrics:
             self._channels[channel].observe(spent)
         for channel in failed:
             self.channel_failures.labels(channel).inc()
+
+    def fell_back(self, index: str, fallback: bool) -> None:
+        """Notes whether another than the active version of an index is served."""
+        (self._fallbacks.add if fallback else self._fallbacks.discard)(index)
+        self.index_fallback.set(bool(self._fallbacks))
 
     def show_index(self, manifest: IndexManifest, pair: str) -> None:
         """Sets the metrics of the served index version."""

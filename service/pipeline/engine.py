@@ -26,7 +26,6 @@ from service.observe.metrics import Metrics, Timings
 from service.pipeline.cache import MemoryCache, QueryKeys
 from service.pipeline.flights import Flight
 from service.pipeline.pipeline import DEADLINE_EXCEEDED, Pipeline, spawn
-from service.pipeline.served_index import Served
 from service.settings import Settings, plain
 
 if TYPE_CHECKING:
@@ -58,17 +57,17 @@ class CheckedQueries:
 
 
 class Engine:
-    """Searches and encodes: the event loop looks up, admits and waits; threads compute.
+    """Searches and encodes for the indexes of one embedding space.
 
-    The encoder `overflow` takes what the queue has no room for. The engine closes `redis` and
-    `reranker`. `make_cache` makes an empty memory cache; `secret` is that of the keys of caches, if
-    the settings have none: by default a new one.
+    The event loop looks up, admits and waits; threads compute. The encoder `overflow` takes what
+    the queue has no room for. The engine closes `redis` and `reranker`. `make_cache` makes an empty
+    memory cache; `secret` is that of the keys of caches, if the settings have none: by default a
+    new one.
     """
 
     def __init__(
         self,
         settings: Settings,
-        served: Served,
         pair: Pair,
         encoder: QueryEncoder,
         overflow: QueryEncoder | None,
@@ -83,7 +82,8 @@ class Engine:
         self.settings = settings
         self.limits = Limits.of(settings)
         self.metrics = metrics
-        self.pair = pair.name
+        self.pair = pair
+        self.encoder = encoder
         self._reranker = reranker
         self._query_limits = QueryLimits(
             settings.max_query_chars,
@@ -92,7 +92,6 @@ class Engine:
             settings.rerank_hits,
             server=reranker is not None,
         )
-        self._make_cache = make_cache
         secret = plain(settings.cache_secret) or secret or secrets.token_hex(32)
         server = (
             plain(settings.rerank_url),
@@ -100,42 +99,32 @@ class Engine:
             str(settings.rerank_truncate_tokens or ""),
         )
         self._keys = QueryKeys(secret, encoder.spec, pair, server)
-        self._memory = self._empty_cache()
+        self._memory = make_cache(self.limits.cache_entries, self.limits.cache_bytes)
         self._redis = redis
         self._writes: set[asyncio.Task[None]] = set()
         self._checking = asyncio.Lock()
         self._checked = float("-inf")
         self._draining = False
         self._long_lists = asyncio.Semaphore(_LONG_LISTS)
-        self.served = served
-        served.on_change = self._on_change
         self._pipeline = Pipeline(
             encoder, overflow, settings, self.limits, metrics, self._keep, reranker, usages
         )
-        self._show(self.index)
 
-    @property
-    def index(self) -> Snapshot:
-        """The index version that is served."""
-        return self.served.index
-
-    @property
-    def reranker(self) -> RerankerName | None:
-        """What ranks hits again, if anything."""
+    def reranker(self, index: Snapshot) -> RerankerName | None:
+        """Returns what ranks the hits of an index again, if anything."""
         if self._reranker:
             return "server"
-        return "late_interaction" if self.index.late else None
+        return "late_interaction" if index.late else None
 
     async def checked(
-        self, queries: Sequence[Query], *, batch: bool, client: str = ""
+        self, index: Snapshot, queries: Sequence[Query], *, batch: bool, client: str = ""
     ) -> CheckedQueries:
-        """Checks the queries of a request for the served index version.
+        """Checks the queries of a request for an index version.
 
         QueryError if one is not valid for the index; with `batch` it names the position of the
         query. Queues serve each `client` in turn.
         """
         started = time.perf_counter()
-        index = self.index
         valid: list[Query] = []
         keys: list[bytes] = []
         for i, query in enumerate(queries):
@@ -167,8 +156,7 @@ class Engine:
 
     def remember(self, checked: CheckedQueries, include: Sequence[str], hits: bytes) -> None:
         """Stores the hits of the only query as JSON, beside its rows in the memory cache."""
-        if checked.index is self.index:
-            self._memory.put_json(checked.keys[0], include, hits)
+        self._memory.put_json(checked.keys[0], include, hits)
 
     async def search(
         self, checked: CheckedQueries, deadline: float
@@ -243,8 +231,8 @@ class Engine:
         vectors = np.stack([flight.result.result() for flight in flights])
         return vectors, sum(len(flight.tokenized) for flight in flights)
 
-    async def check(self) -> None:
-        """Checks readiness: encodes and searches one canary, ahead of the queue, without caches.
+    async def check(self, index: Snapshot) -> None:
+        """Checks readiness: encodes and searches one canary of an index, ahead of the queue.
 
         Raises:
             RequestError: If that fails, or the service is shutting down.
@@ -255,9 +243,9 @@ class Engine:
             now = asyncio.get_running_loop().time()
             if now - self._checked < _CHECK_EVERY:
                 return
-            text = normalize_text(self.index.manifest.canaries[0].text)
+            text = normalize_text(index.manifest.canaries[0].text)
             try:
-                flights = [self._flight(self.index, Query(text, top_k=1, mode="dense"))]
+                flights = [self._flight(index, Query(text, top_k=1, mode="dense"))]
                 await self._pipeline.complete(flights, now + _CHECK_TIMEOUT, urgent=True)
             except Exception as error:
                 self.metrics.ready.set(0)
@@ -269,6 +257,10 @@ class Engine:
     def run(self, work: Callable[..., _T], *arguments: Any) -> "asyncio.Future[_T]":
         """Runs a function in a search thread."""
         return self._pipeline.run(work, *arguments)
+
+    def show_readiness(self) -> None:
+        """Shows in the metrics that the engine is ready for requests, unless it drains."""
+        self.metrics.ready.set(not self._draining)
 
     def drain(self) -> None:
         """Makes readiness checks fail from now on; requests are still served."""
@@ -288,18 +280,6 @@ class Engine:
     def stop(self) -> None:
         """Stops the threads; for callers outside the event loop."""
         self._pipeline.stop()
-        self.served.close()
-
-    def _on_change(self, index: Snapshot) -> None:
-        self._memory = self._empty_cache()
-        self._show(index)
-
-    def _empty_cache(self) -> MemoryCache:
-        return self._make_cache(self.limits.cache_entries, self.limits.cache_bytes)
-
-    def _show(self, index: Snapshot) -> None:
-        self.metrics.show_index(index.manifest, self.pair)
-        self.metrics.ready.set(not self._draining)
 
     async def _look_up(
         self,

@@ -79,7 +79,7 @@ class Pipeline:
         self._overflow_tokens = usages.overflow_tokens
         self._freed = asyncio.Event()
         metrics.follow(metrics.queue_queries, lambda: self._queries)
-        metrics.follow(metrics.queue_tokens, lambda: self._tokens.usage.own)
+        metrics.follow(metrics.queue_tokens, lambda: self._tokens.taken)
         metrics.queue_limit.set(self._limit)
         threads = max(settings.threads, self._parts)
         self._search = ThreadPoolExecutor(threads, "search", limit_threads)

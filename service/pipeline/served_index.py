@@ -111,7 +111,7 @@ class ServedIndex(Generic[_Opened]):
     are changed in place. Otherwise a version that cannot be loaded leaves the served one as it is.
 
     `active` returns the id of the active version; `open_version` opens and checks the version in a
-    folder.
+    folder; threads of `loader` do so, by default one of its own.
     """
 
     def __init__(
@@ -120,6 +120,7 @@ class ServedIndex(Generic[_Opened]):
         active: Callable[[], str],
         open_version: Callable[[Path], _Opened],
         metrics: Metrics,
+        loader: ThreadPoolExecutor | None = None,
     ) -> None:
         self._folder = folder
         self._active = active
@@ -128,7 +129,7 @@ class ServedIndex(Generic[_Opened]):
         # Called in the event loop after another version is served.
         self.on_change: Callable[[_Opened], None] = lambda _: None
         self.switching = asyncio.Lock()  # held while the served version may change
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="load", initializer=limit_threads)
+        self._loader = loader or ThreadPoolExecutor(1, "load", limit_threads)
         self._seen: _Seen | None = None
         self._failure: object = None
         self._look_failure = ""
@@ -269,7 +270,7 @@ class ServedIndex(Generic[_Opened]):
             extra = {"fields": {"served": version} | _fields(error)}
             _LOG.error("the active index version cannot be loaded", extra=extra)
         self._failure = failure
-        self._metrics.index_fallback.set(failure is not None)
+        self._metrics.fell_back(self._folder.name, failure is not None)
 
 
 def _fields(error: Exception) -> dict[str, str]:

@@ -10,6 +10,8 @@ from service.errors import RequestError
 from service.http.problems import EXPECTED, problem_response
 from service.routes.direct_route import DirectRoute
 
+_INDEXES = "/indexes/"
+
 
 class Application(FastAPI):
     """FastAPI declares and documents the routes; requests do not pass through its layers.
@@ -39,11 +41,15 @@ class Application(FastAPI):
             await problem_response(error, scope)(scope, receive, send)
 
     def _route(self, scope: Scope) -> ASGIApp:
-        """Returns the route of a path without parameters; for others, what finds their route."""
+        """Returns the route of a path, or what finds it if its parameter is not an index alone."""
         if scope["type"] == "http":
-            route = self._routes.get((scope["method"], scope["state"]["path"]))
+            path, parameters = scope["state"]["path"], {}
+            if path.startswith(_INDEXES):
+                index, slash, rest = path.removeprefix(_INDEXES).partition("/")
+                path, parameters = f"{_INDEXES}{{index}}{slash}{rest}", {"index": index}
+            route = self._routes.get((scope["method"], path))
             if route:
-                scope.update(route=route, path_params={})
+                scope.update(route=route, path_params=parameters)
                 return route.app
         return self.router
 
@@ -52,6 +58,6 @@ class Application(FastAPI):
         return {
             (method, route.path): route
             for route in self.router.routes
-            if isinstance(route, DirectRoute) and not route.param_convertors
+            if isinstance(route, DirectRoute) and not route.param_convertors.keys() - {"index"}
             for method in route.answered
         }

@@ -51,7 +51,7 @@ async def embeddings(
     ids are errors too.
     """
     state = get_state(request)
-    dimension = state.engine.index.manifest.encoder.dimension
+    dimension = state.catalog.served.index.manifest.encoder.dimension
     _check(body, state, dimension)
     texts = []
     for i, text in enumerate([body.input] if isinstance(body.input, str) else body.input):
@@ -70,7 +70,7 @@ async def _embeddings(
     """Yields the JSON of the response in parts; a short one is a single part."""
     state = get_state(request)
     engine = state.engine
-    most = engine.index.manifest.encoder.dimension
+    most = state.catalog.served.index.manifest.encoder.dimension
     dimension = body.dimensions or most
     size = _NUMBER_BYTES * dimension * len(texts)
     await charge_rate(request, len(texts))
@@ -114,7 +114,7 @@ async def model(
 
 
 def _model(state: State) -> dict[str, Any]:
-    created = int(state.engine.index.manifest.created_at.timestamp())
+    created = int(state.catalog.served.index.manifest.created_at.timestamp())
     return {"id": state.pair, "object": "model", "created": created, "owned_by": "care"}
 
 

@@ -1,5 +1,6 @@
 """The routes for search, index, health and pages, on one router for each role."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,26 +12,33 @@ from pydantic_core import to_json
 from starlette.responses import FileResponse, Response
 
 from search.hits import QueryResult
-from search.snapshot import Snapshot
 from service import schemas
 from service.access.guards import (
     ENCODING_ERRORS,
     Anyone,
     RequireRole,
-    State,
     Timeout,
     admitted,
     charge_rate,
     client_of,
+    deadline_of,
     get_state,
+    index_name,
+    opened_index,
     problem_responses,
 )
+from service.catalog import Opened
 from service.observe.metrics import STAGES, Timings
 from service.routes.answers import are_short, batch_json, search_json, sent_in_parts, size_of_hits
 from service.routes.direct_route import routes_for
 from service.routes.documents import document_json, find
 
 PAGE = Path(__file__).parent / "page"
+IndexName = Annotated[str, PathParameter(description="Name or alias of an index.")]
+DocumentId = Annotated[
+    str,
+    PathParameter(description="Id of a hit, of its `parent`, or of any document, percent-encoded."),
+]
 
 search_routes = routes_for(Depends(RequireRole("search")), tags=["search"])
 admin_routes = routes_for(Depends(RequireRole("admin")), tags=["administration"])
@@ -59,39 +67,84 @@ async def search_batch(
     return await _search(request, body.queries, timeout_ms, batch=True)
 
 
+@search_routes.post(
+    "/indexes/{index}/search",
+    response_model=schemas.SearchResponse,
+    responses=problem_responses(*ENCODING_ERRORS, 404),
+)
+async def search_index(
+    request: Request, index: IndexName, body: schemas.SearchRequest, timeout_ms: Timeout = None
+) -> Any:
+    """Returns the documents of an index that are nearest to a query."""
+    return await _search(request, [body], timeout_ms, batch=False)
+
+
+@search_routes.post(
+    "/indexes/{index}/search/batch",
+    response_model=schemas.BatchResponse,
+    responses=problem_responses(*ENCODING_ERRORS, 404),
+)
+async def search_index_batch(
+    request: Request, index: IndexName, body: schemas.BatchRequest, timeout_ms: Timeout = None
+) -> Any:
+    """Searches an index for several queries, all in one version of it."""
+    return await _search(request, body.queries, timeout_ms, batch=True)
+
+
 # A slash of an id arrives as one, encoded or not.
 @search_routes.get(
     "/documents/{id:path}",
     response_model=schemas.DocumentResponse,
     responses=problem_responses(401, 403, 404, 422, 429, 503, 504),
 )
-async def document(
-    request: Request,
-    id: Annotated[
-        str,
-        PathParameter(
-            description="Id of a hit, of its `parent`, or of any document, percent-encoded."
-        ),
-    ],
-    timeout_ms: Timeout = None,
-) -> Any:
+async def document(request: Request, id: DocumentId, timeout_ms: Timeout = None) -> Any:
     """Returns a document or chunk by its id; of a document that is split, its chunks."""
-    engine = get_state(request).engine
-    await charge_rate(request, 1)
-    index = engine.index
-    with admitted(request, timeout_ms, 0) as deadline:
-        rows = await find(engine, index, id, deadline)
-    pieces = document_json(index, rows, id)
-    return _sent(request, pieces, size_of_hits(index, len(rows)))
+    return await _document(request, id, timeout_ms)
+
+
+@search_routes.get(
+    "/indexes/{index}/documents/{id:path}",
+    response_model=schemas.DocumentResponse,
+    responses=problem_responses(401, 403, 404, 422, 429, 503, 504),
+)
+async def index_document(
+    request: Request, index: IndexName, id: DocumentId, timeout_ms: Timeout = None
+) -> Any:
+    """Returns a document or chunk of an index by its id."""
+    return await _document(request, id, timeout_ms)
 
 
 @search_routes.get(
     "/index", response_model=schemas.IndexResponse, responses=problem_responses(401, 403, 503)
 )
 async def index(request: Request) -> Any:
-    """Describes the index version that is served."""
-    state = get_state(request)
-    return _index_response(state.engine.index, state)
+    """Describes the version of the default index that is served."""
+    return _index_response(await opened_index(request))
+
+
+@search_routes.get(
+    "/indexes/{index}",
+    response_model=schemas.IndexResponse,
+    responses=problem_responses(401, 403, 404, 503, 504),
+)
+async def one_index(request: Request, index: IndexName, timeout_ms: Timeout = None) -> Any:
+    """Describes the version of an index that is served."""
+    return _index_response(await opened_index(request, timeout_ms))
+
+
+@search_routes.get(
+    "/indexes", response_model=schemas.IndexesResponse, responses=problem_responses(401, 403, 503)
+)
+async def indexes(request: Request) -> Any:
+    """Lists the indexes that the key may search."""
+    catalog = get_state(request).catalog
+    names = await asyncio.to_thread(catalog.names)
+    return {
+        "indexes": [
+            {"name": name, "aliases": aliases, "default": name == catalog.default_name}
+            for name, aliases in names.items()
+        ]
+    }
 
 
 @admin_routes.post(
@@ -101,8 +154,17 @@ async def index(request: Request) -> Any:
 )
 async def reload_index(request: Request) -> Any:
     """Loads the active version and serves it. If it fails its checks, the old one stays."""
-    state = get_state(request)
-    return _index_response(await state.engine.served.reload(), state)
+    return await _reload(request)
+
+
+@admin_routes.post(
+    "/indexes/{index}/reload",
+    response_model=schemas.IndexResponse,
+    responses=problem_responses(401, 403, 404, 503, 504),
+)
+async def reload_one_index(request: Request, index: IndexName, timeout_ms: Timeout = None) -> Any:
+    """Loads the active version of an index and serves it. If it fails, the old one stays."""
+    return await _reload(request, timeout_ms)
 
 
 @public_routes.get("/health/live", response_model=schemas.Health, responses=problem_responses())
@@ -114,7 +176,8 @@ async def live() -> Any:
 @public_routes.get("/health/ready", response_model=schemas.Health, responses=problem_responses(503))
 async def ready(request: Request) -> Any:
     """Returns 200 if a text has just been encoded and searched for, else 503."""
-    await get_state(request).engine.check()
+    state = get_state(request)
+    await state.engine.check(state.catalog.served.index)
     return {"status": "ready"}
 
 
@@ -141,12 +204,13 @@ async def _search(
     request: Request, bodies: list[schemas.SearchRequest], timeout_ms: int | None, *, batch: bool
 ) -> bytes | AsyncGenerator[bytes, None]:
     """Returns the JSON of the response or, if it is long, what generates its parts."""
-    engine = get_state(request).engine
     await charge_rate(request, len(bodies))
+    opened = await opened_index(request, timeout_ms)
+    engine, index = opened.engine, opened.snapshot
     queries = [body.as_query() for body in bodies]
-    checked = await engine.checked(queries, batch=batch, client=client_of(request.scope))
+    checked = await engine.checked(index, queries, batch=batch, client=client_of(request.scope))
     included = [list(dict.fromkeys(body.include)) for body in bodies]
-    index, include = checked.index, included[0]
+    include = included[0]
     if not batch and (known := engine.recall(checked, include)):
         hits, answerable, timings = known
         request.scope["state"]["timings"] = timings
@@ -171,6 +235,21 @@ async def _search(
     return b"".join(pieces) if short else _sent(request, pieces, size)
 
 
+async def _document(request: Request, id_: str, timeout_ms: int | None) -> Any:
+    await charge_rate(request, 1)
+    opened = await opened_index(request, timeout_ms)
+    index = opened.snapshot
+    with admitted(request, timeout_ms, 0) as deadline:
+        rows = await find(opened.engine, index, id_, deadline)
+    return _sent(request, document_json(index, rows, id_), size_of_hits(index, len(rows)))
+
+
+async def _reload(request: Request, timeout_ms: int | None = None) -> bytes:
+    catalog = get_state(request).catalog
+    deadline = deadline_of(request, timeout_ms)
+    return _index_response(await catalog.reload(index_name(request), deadline))
+
+
 async def _sent(
     request: Request, pieces: Iterator[bytes], size: int
 ) -> AsyncGenerator[bytes, None]:
@@ -187,19 +266,20 @@ def _slowest(results: Sequence[tuple[QueryResult, Timings]]) -> Timings:
     return Timings(*(max(getattr(timings, stage) for _, timings in results) for stage in STAGES))
 
 
-def _index_response(loaded: Snapshot, state: State) -> bytes:
+def _index_response(opened: Opened) -> bytes:
+    loaded, engine = opened.snapshot, opened.engine
     manifest = loaded.manifest
     fields: dict[str, Any] = {**dict(manifest), "filters": loaded.segment.filter_values}
     # Not validated: its values are those of the loaded files.
     response = schemas.IndexResponse.model_construct(
         **fields,
-        active=state.engine.served.is_active,
-        pair=state.pair,
+        active=opened.is_active,
+        pair=engine.pair.name,
         embedding_space=manifest.encoder.embedding_space,
         dimension=manifest.encoder.dimension,
         documents=manifest.corpus.documents,
         modes=list(loaded.modes),
-        reranker=state.engine.reranker,
+        reranker=engine.reranker(loaded),
         answerable_thresholds=loaded.answerable_thresholds,
         filter_field_count=len(loaded.segment.filters.fields),
     )

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.errors import CareError, IndexVersionError
-
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
@@ -56,25 +54,35 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """To the supervisor: load the active version."""
+    """To the supervisor: load the active version of an index, by default of the default one."""
 
     request: int
+    index: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """To a worker: the active version is served by all, or why not."""
+    """To a worker: all serve the active version that it asked for, or why not."""
 
     request: int
     error: Exception | None = None
 
 
-ToWorker = Prepare | Activate | Abort | Reloaded
-ToSupervisor = Started | Prepared | Activated | Serving | Failed | Reload
+@dataclass(frozen=True, slots=True)
+class Load:
+    """To a worker: load the active version of an index, if it is open and not the default one."""
+
+    request: int
+    index: str
 
 
-def sendable(error: Exception) -> Exception:
-    """Returns an error that the other process can show; of an unexpected one, only its kind."""
-    if isinstance(error, CareError):
-        return error
-    return IndexVersionError(f"an unexpected error: {type(error).__name__}", code="internal_error")
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """To the supervisor: that is done, or why not."""
+
+    request: int
+    error: Exception | None = None
+
+
+ToWorker = Load | Prepare | Activate | Abort | Reloaded
+ToSupervisor = Loaded | Started | Prepared | Activated | Serving | Failed | Reload

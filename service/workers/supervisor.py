@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,6 +23,7 @@ from core.manifest import IndexManifest
 from core.versions import IndexFolder, opening, read_manifest, verify_files
 from models.pairs import load_pair
 from search.version_files import VersionFiles
+from service.errors import shown
 from service.http.listener import Listener
 from service.observe.logs import configure_logs
 from service.pipeline.served_index import ServedIndex, open_store
@@ -32,6 +34,8 @@ from service.workers.messages import (
     Activate,
     Activated,
     Failed,
+    Load,
+    Loaded,
     Prepare,
     Prepared,
     Reload,
@@ -40,7 +44,6 @@ from service.workers.messages import (
     Started,
     ToSupervisor,
     ToWorker,
-    sendable,
 )
 
 _LOG = logging.getLogger("care.service")
@@ -85,6 +88,8 @@ class _Worker:
         self.serving: asyncio.Future[str] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()  # done when the process has ended
         self.failure: Exception | None = None
+        self._numbers = count()
+        self._loading: dict[int, asyncio.Future[Exception | None]] = {}
         self._asking = asyncio.Lock()
         self._answer: asyncio.Future[Exception | None] | None = None
 
@@ -102,6 +107,17 @@ class _Worker:
             self.send(message)
             return await self._answer
 
+    async def load(self, index: str) -> Exception | None:
+        """Lets the worker load an index if it has it open, and returns why it cannot."""
+        number = next(self._numbers)
+        self._loading[number] = loaded = asyncio.get_running_loop().create_future()
+        self.send(Load(number, index))
+        return None if self.gone.done() else await loaded
+
+    def loaded(self, number: int, error: Exception | None) -> None:
+        """Notes that this is done, or why not."""
+        self._loading.pop(number).set_result(error)
+
     def send(self, message: ToWorker) -> None:
         """Sends a message, unless the worker has ended."""
         with suppress(OSError):
@@ -118,6 +134,8 @@ class _Worker:
             self.failure = IndexVersionError(f"a worker ended {how}", code="worker_ended")
         self.gone.set_result(None)
         self.answered(self.failure)
+        for number in list(self._loading):
+            self.loaded(number, None)  # the worker in its place opens the active version
         if not self.started.done():
             self.started.set_result(None)
         if not self.serving.done():
@@ -309,8 +327,13 @@ class _Supervisor:
                 worker.serving.set_result(url)
             case Failed(error):
                 worker.failure = error
-            case Reload(request):
-                self._spawn(self._reload(worker, request))
+            case Loaded(request, error):
+                worker.loaded(request, error)
+            case Reload(request, index):
+                reload = (
+                    self._load(worker, request, index) if index else self._reload(worker, request)
+                )
+                self._spawn(reload)
 
     def _ended(self, worker: _Worker, status: int) -> None:
         served = worker.serves
@@ -416,13 +439,19 @@ class _Supervisor:
         except TimeoutError:
             self._kill(worker, "it does not serve a version that it has opened")
 
+    async def _load(self, asking: _Worker, request: int, index: str) -> None:
+        """Lets all workers but the one that asks load an index that is not the default one."""
+        others = [w for w in self._workers.values() if w.serves and w is not asking]
+        errors = await asyncio.gather(*(worker.load(index) for worker in others))
+        asking.send(Reloaded(request, next(filter(None, errors), None)))
+
     async def _reload(self, worker: _Worker, request: int) -> None:
         """Loads the active version, and tells the worker that asked for it."""
         error = None
         try:
             await self._served.reload()
         except Exception as failure:
-            error = sendable(failure)
+            error = shown(failure)
         if self._switching:
             await asyncio.wait({self._switching})
         self._memory.fallback = not self._served.is_active

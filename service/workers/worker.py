@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -17,6 +17,7 @@ from typing import Any
 from core.errors import CareError
 from search.snapshot import Snapshot
 from service.app import Shared, create_app
+from service.errors import shown
 from service.http.listener import Listener
 from service.observe.metrics import Metrics
 from service.server import run, set_up_process
@@ -28,6 +29,8 @@ from service.workers.messages import (
     Activate,
     Activated,
     Failed,
+    Load,
+    Loaded,
     Prepare,
     Prepared,
     Reload,
@@ -36,7 +39,6 @@ from service.workers.messages import (
     Started,
     ToSupervisor,
     ToWorker,
-    sendable,
 )
 from stores.faiss.search import limit_threads
 
@@ -57,6 +59,11 @@ class Supervision:
         self.metrics: Metrics = memory.metrics()
         self._connection = connection
         self._sending = threading.Lock()
+        self._numbers = count()
+        self._reloads: dict[int, asyncio.Future[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Loads the active version of an index that is open, when another worker has loaded it.
+        self.load: Callable[[str], Coroutine[Any, Any, None]] = _load_nothing
 
     def send(self, message: ToSupervisor) -> None:
         with self._sending:
@@ -65,6 +72,40 @@ class Supervision:
     def receive(self) -> ToWorker:
         """Waits for a message; EOFError if the supervisor has ended."""
         return self._connection.recv()
+
+    async def reload(self, index: str = "") -> None:
+        """Lets all workers load the active version of an index, by default of the default one.
+
+        Of the default one all serve it, or none does; of others each worker that can.
+        """
+        number = next(self._numbers)
+        self._reloads[number] = reloaded = asyncio.get_running_loop().create_future()
+        try:
+            self.send(Reload(number, index))
+            await reloaded
+        finally:
+            del self._reloads[number]
+
+    def reloaded(self, number: int, error: Exception | None) -> None:
+        """Notes that this is done, or why not; must be called on the event loop."""
+        reloaded = self._reloads.get(number)
+        if reloaded and not reloaded.done():
+            reloaded.set_exception(error) if error else reloaded.set_result(None)
+
+    def load_for_others(self, number: int, index: str) -> None:
+        """Loads the active version of an index, and answers; must be called on the event loop."""
+
+        async def load() -> None:
+            failure = None
+            try:
+                await self.load(index)
+            except Exception as error:
+                failure = shown(error)
+            self.send(Loaded(number, failure))
+
+        task = asyncio.get_running_loop().create_task(load())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def beat(self) -> None:
         """Shows that the event loop runs, and what the gauges follow, until it is cancelled."""
@@ -84,6 +125,7 @@ class Supervision:
             secret=memory.secret,
             cache=partial(WorkerCache, table=memory.table),
             serve=partial(SupervisedIndex, self),
+            tell_others=self.reload,
             beat=self.beat,
         )
 
@@ -98,8 +140,6 @@ class SupervisedIndex:
         self._supervision = supervision
         self._open = open_version
         self._opened: Snapshot | None = None
-        self._numbers = count()
-        self._reloads: dict[int, asyncio.Future[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         # Called in the event loop after another version is served.
         self.on_change: Callable[[Snapshot], None] = lambda _: None
@@ -116,13 +156,7 @@ class SupervisedIndex:
 
     async def reload(self) -> Snapshot:
         """Lets all workers serve the active version; if one cannot, all keep the one before."""
-        number = next(self._numbers)
-        self._reloads[number] = reloaded = asyncio.get_running_loop().create_future()
-        try:
-            self._supervision.send(Reload(number))
-            await reloaded
-        finally:
-            del self._reloads[number]
+        await self._supervision.reload()
         return self.index
 
     async def watch(self, every: float) -> None:
@@ -149,13 +183,15 @@ class SupervisedIndex:
                     self._activate()
                     self._supervision.send(Activated())
                 case Reloaded(number, error):
-                    self._on_loop(self._answer, number, error)
+                    self._on_loop(self._supervision.reloaded, number, error)
+                case Load(number, index):
+                    self._on_loop(self._supervision.load_for_others, number, index)
 
     def _prepare(self, folder: Path) -> Prepared:
         try:
             self._opened = self._open(folder, verified=True)
         except Exception as error:
-            return Prepared(sendable(error))
+            return Prepared(shown(error))
         return Prepared()
 
     def _activate(self) -> None:
@@ -173,11 +209,6 @@ class SupervisedIndex:
     def _switch(self, opened: Snapshot) -> None:
         self.index = opened
         self.on_change(opened)
-
-    def _answer(self, number: int, error: Exception | None) -> None:
-        reloaded = self._reloads.get(number)
-        if reloaded and not reloaded.done():
-            reloaded.set_exception(error) if error else reloaded.set_result(None)
 
     def _on_loop(self, work: Callable[..., None], *arguments: Any) -> None:
         """Calls a function in the event loop, or here before there is one, and waits for it."""
@@ -197,6 +228,10 @@ class SupervisedIndex:
             done.wait()
 
 
+async def _load_nothing(index: str) -> None:
+    """Does nothing: no index is open yet."""
+
+
 def main(worker: int, workers: int, memory: int, socket: int, connection: int, parent: int) -> None:
     """Runs a worker: its number, that of all, three descriptors and the id of its parent."""
     # The kernel ends this process when the supervisor ends, however that is.
@@ -210,6 +245,7 @@ def main(worker: int, workers: int, memory: int, socket: int, connection: int, p
     supervision = Supervision(shared, Connection(connection))
     try:
         app = create_app(settings, shared=supervision.shared())
+        supervision.load = app.state.service.catalog.look
         listener = Listener.of(socket)
         run(app, listener, lambda url: supervision.send(Serving(url)))
     except CareError as error:

@@ -51,7 +51,7 @@ def test_a_search_ends_after_its_deadline(
     serve: Serve, manifest: IndexManifest, long_search: LongSearch, collapse: bool
 ) -> None:
     client = serve()
-    index: Snapshot = client.app.state.service.engine.index
+    index: Snapshot = client.app.state.service.catalog.served.index
     index.segment.vectors.search = long_search
     body = {"query": QUERY, "collapse": collapse}
     answer = client.post("/search", json=body, headers={"X-Request-Timeout-Ms": "1000"})
@@ -98,7 +98,7 @@ def test_equal_filters_of_a_batch_are_evaluated_once(
 
 
 def test_a_search_without_a_deadline_is_not_stopped(client: TestClient) -> None:
-    index: Snapshot = client.app.state.service.engine.index
+    index: Snapshot = client.app.state.service.catalog.served.index
     dimension = index.segment.vectors.dimension
     vector = np.ones(dimension, np.float32) / dimension**0.5
     query = Query(QUERY, filter={"department": "儿科"}, mode="dense")

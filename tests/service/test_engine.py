@@ -111,7 +111,7 @@ def test_a_corrupt_version_is_rejected_and_the_old_one_stays(
 def test_the_old_version_is_released_after_a_reload(serve: Serve, build_version: Builder) -> None:
     old = build_version(make_records(20))
     client = serve()
-    vectors = weakref.ref(client.app.state.service.engine.index.segment.vectors)
+    vectors = weakref.ref(client.app.state.service.catalog.served.index.segment.vectors)
     assert old.version in Path("/proc/self/maps").read_text()
     client.post("/search", json={"query": QUERY, "filter": {"rare": [False]}})
     build_version(make_records(30))
@@ -194,7 +194,7 @@ def test_an_unavailable_store_is_503(
         raise UnavailableError
 
     monkeypatch.setattr(
-        type(client.app.state.service.engine.index.segment.vectors), "search", search
+        type(client.app.state.service.catalog.served.index.segment.vectors), "search", search
     )
     for path, body in (
         ("/search", {"query": "发热"}),

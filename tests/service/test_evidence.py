@@ -112,7 +112,7 @@ def test_the_sentence_with_the_heaviest_terms_is_chosen_and_else_the_first(
 def test_terms_weigh_as_in_the_full_text_of_the_index(
     serve: Serve, manifest: IndexManifest, folder: Path
 ) -> None:
-    index = serve().app.state.service.engine.index  # type: ignore[attr-defined]
+    index = serve().app.state.service.catalog.served.index  # type: ignore[attr-defined]
     assert isinstance(index.segment.full_text, LexicalIndex)
     weights = term_weights("高血压的护理", index.segment.full_text)
     assert weights["护理"] < weights["血压"]
@@ -124,7 +124,7 @@ def test_the_sentence_is_right_as_often_as_the_readme_of_the_sample_says(
 ) -> None:
     corpus = read("corpus.jsonl")
     build_version(corpus)
-    full_text = serve().app.state.service.engine.index.segment.full_text  # type: ignore[attr-defined]
+    full_text = serve().app.state.service.catalog.served.index.segment.full_text  # type: ignore[attr-defined]
     assert full_text is not None
     texts = {record["_id"]: record["text"] for record in corpus}
     queries = {record["_id"]: record["text"] for record in read("queries.jsonl")}

@@ -274,7 +274,7 @@ def test_full_values_are_left_out_of_further_searches() -> None:
 
 @pytest.mark.parametrize("failed", ["dense", "lexical"])
 def test_a_limit_holds_if_a_channel_fails(client: TestClient, failed: str) -> None:
-    index: Snapshot = client.app.state.service.engine.index  # type: ignore[attr-defined]
+    index: Snapshot = client.app.state.service.catalog.served.index  # type: ignore[attr-defined]
     query = Query(QUERY, mode="hybrid", limit_per=HitLimit("department", 2), min_score=-1.0)
     task = SearchTask(snapshot=index, query=query, lexical_timeout=0.01)
     vector: Any = BigramEncoder().encode([QUERY]).vectors[0]

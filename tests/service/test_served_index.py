@@ -403,7 +403,7 @@ def test_a_store_that_does_not_respond_is_logged_once_and_causes_no_reload(
     serve: Serve, versions: list[IndexManifest], caplog: pytest.LogCaptureFixture
 ) -> None:
     client = serve(watch_seconds=EVERY)
-    served_index = client.app.state.service.engine.served  # type: ignore[attr-defined]
+    served_index = client.app.state.service.catalog.served  # type: ignore[attr-defined]
     active = served_index._active
     looks: list[int] = []
 
@@ -457,7 +457,7 @@ def test_the_event_loop_runs_while_the_service_ends_during_a_reload(
 ) -> None:
     started, release = threading.Event(), threading.Event()
     client = serve()
-    served_index = client.app.state.service.engine.served  # type: ignore[attr-defined]
+    served_index = client.app.state.service.catalog.served  # type: ignore[attr-defined]
 
     def load(_: Path) -> Any:
         started.set()

@@ -1,0 +1,322 @@
+"""The indexes of a service: the default one, and others that are opened when requests name them."""
+
+import asyncio
+import logging
+import resource
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+
+from core.aliases import index_of, read_aliases
+from core.errors import CareError, EmbeddingSpaceError, IndexVersionError
+from core.machine import available_memory
+from core.versions import IndexFolder, opening, read_manifest
+from search.snapshot import Snapshot
+from service.errors import RequestError, shown
+from service.pipeline.engine import Engine
+from service.pipeline.served_index import Served, ServedIndex
+from service.settings import Settings
+from stores.faiss.search import limit_threads
+
+_LOG = logging.getLogger("care.service")
+
+# Indexes that are opened at once. One that takes long delays no other until so many do.
+_OPENING = 8
+# How long an index that cannot be opened is not tried again [s].
+_RETRY = 5.0
+_MOST_FAILURES = 1024
+# Private memory of an open index, and of each of its rows [bytes], as measured.
+_INDEX_BYTES, _ROW_BYTES = 600 << 10, 64
+# The share of a process's maps and open files that indexes may take.
+_SHARE = 2
+_MAPS = Path("/proc/sys/vm/max_map_count")
+
+# Opens the version in a folder.
+OpenVersion = Callable[[Path], Snapshot]
+# Lets the other workers of the service load the active version of an index too.
+TellOthers = Callable[[str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An open index, as one request sees it."""
+
+    engine: Engine  # of its embedding space
+    snapshot: Snapshot
+    is_active: bool  # whether the active version is served
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What the open indexes of a worker may take, besides the default one."""
+
+    bytes: int  # private memory
+    files: int  # each may be open and mapped
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Budget":
+        most = settings.open_bytes or available_memory() // 4 // (settings.workers or 1)
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        maps = 65_530
+        with suppress(OSError, ValueError):
+            maps = int(_MAPS.read_text())
+        if descriptors != resource.RLIM_INFINITY:
+            maps = min(maps, descriptors)
+        return cls(most, maps // _SHARE)
+
+    def allows(self, indexes: Iterable[Snapshot]) -> bool:
+        """Returns whether indexes may be open together."""
+        held = list(indexes)
+        size = sum(_INDEX_BYTES + _ROW_BYTES * each.manifest.count for each in held)
+        return size <= self.bytes and sum(len(i.files.stamps) for i in held) <= self.files
+
+
+class Catalog:
+    """The indexes that a service serves.
+
+    The default index is always open. Another one is opened by the first request that names it, and
+    closed when it has not been used for longest and others need its room; requests that read it
+    keep it open until they end. All methods but `stop` must be called on the event loop.
+
+    Args:
+        settings: The settings of the service.
+        default: The default index.
+        engines: The engine of each embedding space; that of the default index is the first.
+        open_version: How a version is opened for each of these engines, by embedding space.
+        tell_others: How the other workers learn that an index is to be loaded again, if there are
+            any.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        default: Served,
+        engines: Mapping[str, Engine],
+        open_version: Mapping[str, OpenVersion],
+        active_version: Callable[[IndexFolder], str],
+        tell_others: TellOthers | None = None,
+    ) -> None:
+        self._root = settings.indexes
+        self._patterns = settings.serve_indexes
+        self._every = settings.watch_seconds
+        self._budget = Budget.of(settings)
+        self._engines = engines
+        self._open_version = open_version
+        self._active_version = active_version
+        self._tell_others = tell_others
+        self._pool = ThreadPoolExecutor(_OPENING, "open", limit_threads)
+        self._served: OrderedDict[str, ServedIndex[Snapshot]] = OrderedDict()
+        self._opening: dict[str, asyncio.Task[None]] = {}
+        self._failures: dict[str, tuple[float, CareError]] = {}
+        self._refreshing: set[asyncio.Future[None]] = set()
+        self.served = default
+        default.on_change = self._show
+        self._show(default.index)
+        self._default = IndexFolder(self._root, settings.index)
+
+    @property
+    def default_name(self) -> str:
+        """The name of the default index, which may be set by an alias."""
+        return index_of(self._default)
+
+    @property
+    def default(self) -> Opened:
+        """The default index."""
+        engine = next(iter(self._engines.values()))
+        return Opened(engine, self.served.index, self.served.is_active)
+
+    @property
+    def open_names(self) -> list[str]:
+        """The names of the open indexes, the one used longest ago first."""
+        return [self.default_name, *self._served]
+
+    def names(self) -> dict[str, list[str]]:
+        """Returns the names of all indexes that are served, each with its aliases."""
+        found: dict[str, list[str]] = {self.default_name: []}
+        for path in sorted(self._root.glob("[!.]*/CURRENT")):
+            name = path.parent.name
+            if not path.parent.is_symlink() and self._is_served(name):
+                found.setdefault(name, [])
+        for alias, name in read_aliases(self._root).items():
+            if name in found:
+                found[name].append(alias)
+        return found
+
+    def resolve(self, name: str) -> str:
+        """Returns the name of the index that a name or alias means, if it is served.
+
+        RequestError if there is none.
+        """
+        try:
+            folder = IndexFolder(self._root, index_of(IndexFolder(self._root, name)))
+        except IndexVersionError as error:
+            raise unknown_index() from error
+        known = folder.name == self.default_name or (folder.path / "CURRENT").is_file()
+        if not known or not self._is_served(folder.name):
+            raise unknown_index()
+        return folder.name
+
+    async def open(self, name: str, deadline: float) -> Opened:
+        """Returns the index of this name, which `resolve` has returned, and opens it if needed.
+
+        Raises:
+            RequestError: If it is not open by the deadline, a time of the event loop [s].
+            IndexVersionError: If it cannot be opened.
+            EmbeddingSpaceError: If no encoder of the service has its embedding space.
+        """
+        if name == self.default_name:
+            return self.default
+        while name not in self._served:
+            await self._wait_for(name, deadline)
+        served = self._served[name]
+        self._served.move_to_end(name)
+        engine = self._engines[served.index.manifest.encoder.embedding_space]
+        return Opened(engine, served.index, served.is_active)
+
+    async def reload(self, name: str, deadline: float) -> Opened:
+        """Serves the active version of an index in all workers; errors are those of `open`.
+
+        Of the default index all workers serve it, or none does. Of another one each worker that has
+        it open loads it; the error of one that cannot is raised, and that one keeps the old
+        version.
+        """
+        if name == self.default_name:
+            await self.served.reload()
+            return self.default
+        self._failures.pop(name, None)
+        if name in self._served:
+            await self._served[name].reload()
+        if self._tell_others:
+            await self._tell_others(name)
+        return await self.open(name, deadline)
+
+    async def look(self, name: str) -> None:
+        """Loads the active version of an index, if it is open here; the errors are of `reload`."""
+        self._failures.pop(name, None)
+        if name in self._served:
+            await self._served[name].reload()
+
+    async def watch(self) -> None:
+        """Looks at each open index about every `CARE_WATCH_SECONDS`, and loads what has changed."""
+        while self._every:
+            names = list(self._served)
+            for name in names:
+                await asyncio.sleep(self._every / len(names))
+                if name in self._served:
+                    await self._refresh(name)
+            if not names:
+                await asyncio.sleep(self._every)
+
+    async def close(self) -> None:
+        """Waits for requests in flight and stops the threads."""
+        for engine in self._engines.values():
+            await engine.close()
+        self.stop()
+
+    def stop(self) -> None:
+        """Stops the threads; for callers outside the event loop."""
+        for engine in self._engines.values():
+            engine.stop()
+        self.served.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _refresh(self, name: str) -> None:
+        served = self._served[name]
+        if (self._root / name).is_dir():
+            # Not waited for: one that takes long must not delay the others.
+            task = asyncio.ensure_future(served.reload_if_changed())
+            self._refreshing.add(task)
+            task.add_done_callback(self._refreshing.discard)
+        else:
+            self._close(name)
+
+    async def _wait_for(self, name: str, deadline: float) -> None:
+        until, error = self._failures.get(name, (0.0, None))
+        loop = asyncio.get_running_loop()
+        if error and loop.time() < until:
+            raise error
+        if name not in self._opening:
+            self._opening[name] = task = loop.create_task(self._open(name))
+            task.add_done_callback(lambda _: self._opening.pop(name, None))
+        try:
+            async with asyncio.timeout_at(deadline):
+                await asyncio.shield(self._opening[name])
+        except TimeoutError as error:
+            message = "the index was not open before the deadline, and goes on opening: retry"
+            raise RequestError("deadline_exceeded", message) from error
+        if failed := self._failures.get(name):
+            raise failed[1]
+
+    async def _open(self, name: str) -> None:
+        """Opens an index, or notes why it cannot be opened."""
+        loop = asyncio.get_running_loop()
+        folder = IndexFolder(self._root, name)
+        load = partial(
+            ServedIndex,
+            folder,
+            partial(self._active_version, folder),
+            self._open_folder,
+            self.default.engine.metrics,
+            self._pool,
+        )
+        try:
+            served = await loop.run_in_executor(self._pool, load)
+        except Exception as failure:
+            error = shown(failure)
+            fields = {"index": name, "code": error.code, "reason": str(error)}
+            _LOG.error("an index cannot be opened", extra={"fields": fields})
+            if len(self._failures) >= _MOST_FAILURES:
+                self._failures.clear()
+            self._failures[name] = loop.time() + _RETRY, error
+            return
+        self._failures.pop(name, None)
+        self._served[name] = served
+        self._make_room(name)
+
+    def _open_folder(self, folder: Path) -> Snapshot:
+        with opening(folder):
+            manifest = read_manifest(folder)
+        space = manifest.encoder.embedding_space
+        if space not in self._open_version:
+            raise EmbeddingSpaceError(
+                f"index '{manifest.name}' has the embedding space '{space}', which no encoder of "
+                "the service has: name a pair of this space in CARE_OTHER_PAIRS",
+                index=manifest.name,
+                embedding_space=space,
+            )
+        return self._open_version[space](folder)
+
+    def _make_room(self, newest: str) -> None:
+        while len(self._served) > 1:
+            if self._budget.allows(served.index for served in self._served.values()):
+                return
+            self._close(next(name for name in self._served if name != newest))
+
+    def _close(self, name: str) -> None:
+        """Closes an index once the last request that reads it ends."""
+        retired = [self._served.pop(name)]
+        # Closing large files would block the event loop.
+        with suppress(RuntimeError):  # the service ends
+            self._pool.submit(retired.clear)
+
+    def _show(self, index: Snapshot) -> None:
+        """Shows the default index in the metrics."""
+        engine = self.default.engine
+        engine.metrics.show_index(index.manifest, engine.pair.name)
+        engine.show_readiness()
+
+    def _is_served(self, name: str) -> bool:
+        return name == self.default_name or any(
+            fnmatchcase(name, pattern) for pattern in self._patterns
+        )
+
+
+def unknown_index() -> RequestError:
+    """Returns the error for an index that does not exist, or that the key may not see."""
+    message = "there is no index of this name, or the key may not search it"
+    return RequestError("unknown_index", message)

@@ -1,0 +1,289 @@
+"""A service of several indexes: by name and alias, opened on first use, closed for others."""
+
+import asyncio
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from core.aliases import read_aliases, remove_alias, set_alias
+from core.errors import IndexVersionError
+from core.manifest import IndexManifest
+from core.versions import IndexFolder
+from service.catalog import Budget, Catalog
+from tests.conftest import Builder, make_records
+from tests.service.conftest import Serve, sample
+
+QUERY = "高血压患者的护理"
+
+
+@pytest.fixture
+def two(build_version: Builder) -> dict[str, IndexManifest]:
+    """The index 'test' of 60 documents and the index 'other' of 20, whose ids begin with o."""
+    others = [record | {"_id": f"o{record['_id']}"} for record in make_records(20)]
+    return {"test": build_version(make_records(60)), "other": build_version(others, name="other")}
+
+
+def ids(client: TestClient, path: str, **body: Any) -> list[str]:
+    answer = client.post(path, json={"query": QUERY, "top_k": 100} | body)
+    assert answer.status_code == 200, answer.text
+    return [hit["id"] for hit in answer.json()["hits"]]
+
+
+def catalog_of(client: TestClient) -> Catalog:
+    catalog: Catalog = client.app.state.service.catalog  # type: ignore[attr-defined]
+    return catalog
+
+
+def status(client: TestClient, path: str) -> tuple[int, str]:
+    answer = client.post(path, json={"query": QUERY})
+    return answer.status_code, answer.json()["code"]
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_each_index_answers_on_its_paths(serve: Serve, two: dict[str, IndexManifest]) -> None:
+    client = serve()
+    assert ids(client, "/indexes/test/search") == ids(client, "/search")
+    found = ids(client, "/indexes/other/search")
+    assert len(found) == 20 and all(id_.startswith("o") for id_ in found)
+    batch = client.post("/indexes/other/search/batch", json={"queries": [{"query": QUERY}] * 2})
+    assert [r["index"]["name"] for r in batch.json()["results"]] == ["other", "other"]
+    document = client.get(f"/indexes/other/documents/{found[0]}")
+    assert document.json()["index"] == {"name": "other", "version": two["other"].version}
+    assert client.get(f"/documents/{found[0]}").status_code == 404
+    described = client.get("/indexes/other").json()
+    assert (described["documents"], described["active"]) == (20, True)
+    assert client.get("/index").json() == client.get("/indexes/test").json()
+
+
+def test_indexes_are_listed_with_their_aliases(
+    serve: Serve, two: dict[str, IndexManifest], settings: Any
+) -> None:
+    set_alias(settings.indexes, "clinic", "other")
+    set_alias(settings.indexes, "main", "test")
+    listed = serve().get("/indexes").json()["indexes"]
+    assert listed == [
+        {"name": "test", "aliases": ["main"], "default": True},
+        {"name": "other", "aliases": ["clinic"], "default": False},
+    ]
+
+
+def test_only_the_configured_indexes_are_served(
+    serve: Serve, two: dict[str, IndexManifest]
+) -> None:
+    client = serve(serve_indexes=("clinic-*",))
+    assert [one["name"] for one in client.get("/indexes").json()["indexes"]] == ["test"]
+    assert status(client, "/indexes/other/search") == (404, "unknown_index")
+    assert ids(client, "/indexes/test/search")
+
+
+@pytest.mark.parametrize("name", ["missing", ".hidden", "%2E%2E", "a b", "%00", "é" * 99])
+def test_an_unknown_index_is_answered_like_any_other(
+    serve: Serve, two: dict[str, IndexManifest], name: str
+) -> None:
+    client = serve()
+    assert status(client, f"/indexes/{name}/search") == (404, "unknown_index")
+    assert client.get(f"/indexes/{name}").json()["code"] == "unknown_index"
+
+
+def test_an_alias_changes_at_once(
+    serve: Serve, two: dict[str, IndexManifest], settings: Any
+) -> None:
+    client = serve()
+    set_alias(settings.indexes, "live", "test")
+    assert len(ids(client, "/indexes/live/search")) == 60
+    set_alias(settings.indexes, "live", "other")
+    assert len(ids(client, "/indexes/live/search")) == 20
+    remove_alias(settings.indexes, "live")
+    assert status(client, "/indexes/live/search") == (404, "unknown_index")
+
+
+def test_the_default_index_may_be_an_alias(
+    serve: Serve, two: dict[str, IndexManifest], settings: Any
+) -> None:
+    set_alias(settings.indexes, "live", "test")
+    client = serve(index="live", watch_seconds=0.05)
+    assert len(ids(client, "/search")) == 60
+    set_alias(settings.indexes, "live", "other")
+    wait_until(lambda: len(ids(client, "/search")) == 20)
+
+
+@pytest.mark.parametrize(
+    ("alias", "name", "code"),
+    [
+        ("other", "test", "alias_is_index"),
+        ("a", "missing", "no_active_version"),
+        ("a", "live", "index_is_alias"),
+        ("a b", "test", "bad_index_name"),
+    ],
+)
+def test_a_wrong_alias_is_refused(
+    two: dict[str, IndexManifest], settings: Any, alias: str, name: str, code: str
+) -> None:
+    set_alias(settings.indexes, "live", "test")
+    with pytest.raises(IndexVersionError) as error:
+        set_alias(settings.indexes, alias, name)
+    assert error.value.code == code
+    assert read_aliases(settings.indexes) == {"live": "test"}
+
+
+def test_a_new_version_is_served_after_a_reload(
+    serve: Serve, two: dict[str, IndexManifest], build_version: Builder
+) -> None:
+    client = serve(api_keys=None)
+    assert len(ids(client, "/indexes/other/search")) == 20
+    new = build_version(make_records(30), name="other")
+    assert len(ids(client, "/indexes/other/search")) == 20
+    answer = client.post("/indexes/other/reload")
+    assert answer.json()["version"] == new.version
+    assert len(ids(client, "/indexes/other/search")) == 30
+
+
+def test_a_new_version_is_found_by_itself(
+    serve: Serve, two: dict[str, IndexManifest], build_version: Builder
+) -> None:
+    client = serve(watch_seconds=0.05)
+    assert len(ids(client, "/indexes/other/search")) == 20
+    build_version(make_records(30), name="other")
+    wait_until(lambda: len(ids(client, "/indexes/other/search")) == 30)
+
+
+def test_a_removed_index_is_closed(
+    serve: Serve, two: dict[str, IndexManifest], settings: Any
+) -> None:
+    client = serve(watch_seconds=0.05)
+    assert ids(client, "/indexes/other/search")
+    shutil.rmtree(settings.indexes / "other")
+    assert status(client, "/indexes/other/search") == (404, "unknown_index")
+    wait_until(lambda: catalog_of(client).open_names == ["test"])
+
+
+def test_a_damaged_index_disturbs_no_other(
+    serve: Serve, two: dict[str, IndexManifest], settings: Any
+) -> None:
+    path = IndexFolder(settings.indexes, "other").version(two["other"].version) / "documents.arrow"
+    path.write_bytes(path.read_bytes()[:-1])
+    client = serve()
+    for _ in range(3):
+        assert status(client, "/indexes/other/search") == (503, "wrong_size")
+        assert ids(client, "/search")
+
+
+def test_an_index_that_opens_slowly_delays_no_other(
+    serve: Serve, two: dict[str, IndexManifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = serve()
+    catalog, release = catalog_of(client), threading.Event()
+    (space, opened) = next(iter(catalog._open_version.items()))
+
+    def slowly(folder: Path) -> Any:
+        assert release.wait(30)
+        return opened(folder)
+
+    monkeypatch.setattr(catalog, "_open_version", {space: slowly})
+    answer = client.post(
+        "/indexes/other/search", json={"query": QUERY}, headers={"X-Request-Timeout-Ms": "50"}
+    )
+    assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")
+    assert ids(client, "/search")
+    release.set()
+    assert len(ids(client, "/indexes/other/search")) == 20
+
+
+def test_the_index_used_longest_ago_closes_for_another(
+    serve: Serve, two: dict[str, IndexManifest], build_version: Builder
+) -> None:
+    build_version(make_records(10), name="third")
+    client = serve(open_bytes=1)
+    for name, count in [("other", 20), ("third", 10), ("other", 20)]:
+        assert len(ids(client, f"/indexes/{name}/search")) == count
+        assert catalog_of(client).open_names == ["test", name]
+
+
+def test_an_index_stays_open_while_it_is_read(
+    serve: Serve, two: dict[str, IndexManifest], build_version: Builder
+) -> None:
+    build_version(make_records(10), name="third")
+    client = serve(open_bytes=1)
+    catalog = catalog_of(client)
+
+    async def read_while_others_open() -> list[Any]:
+        loop = asyncio.get_running_loop()
+        opened = await catalog.open("other", loop.time() + 10)
+        await catalog.open("third", loop.time() + 10)
+        return [opened.snapshot.segment.documents[row].id for row in range(20)]
+
+    read = client.portal.call(read_while_others_open)  # type: ignore[union-attr]
+    assert catalog.open_names == ["test", "third"]
+    assert all(id_.startswith("o") for id_ in read)
+
+
+def test_many_requests_open_an_index_once(
+    serve: Serve, two: dict[str, IndexManifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = serve()
+    catalog = catalog_of(client)
+    (space, opened) = next(iter(catalog._open_version.items()))
+    folders = []
+
+    def count(folder: Path) -> Any:
+        folders.append(folder)
+        time.sleep(0.1)
+        return opened(folder)
+
+    monkeypatch.setattr(catalog, "_open_version", {space: count})
+
+    async def open_at_once() -> None:
+        end = asyncio.get_running_loop().time() + 10
+        await asyncio.gather(*(catalog.open("other", end) for _ in range(20)))
+
+    client.portal.call(open_at_once)  # type: ignore[union-attr]
+    assert len(folders) == 1
+
+
+def test_equal_queries_to_two_indexes_are_cached_apart(
+    serve: Serve, two: dict[str, IndexManifest]
+) -> None:
+    client = serve()
+    for _ in range(2):
+        assert len(ids(client, "/search")) == 60
+        assert len(ids(client, "/indexes/other/search")) == 20
+    assert sample(client, "care_cache_lookups_total", tier="memory", result="hit") == 2
+
+
+def test_an_index_of_another_space_needs_its_pair(serve: Serve, build_version: Builder) -> None:
+    build_version(make_records(20))
+    build_version(make_records(20), name="other", space="bigrams-2")
+    client = serve()
+    code, problem = status(client, "/indexes/other/search")
+    assert (code, problem) == (503, "embedding_space_mismatch")
+    detail = client.post("/indexes/other/search", json={"query": QUERY}).json()["detail"]
+    assert "CARE_OTHER_PAIRS" in detail
+
+
+def test_the_budget_counts_memory_and_files(serve: Serve, two: dict[str, IndexManifest]) -> None:
+    snapshot = catalog_of(serve()).served.index
+    assert Budget(10**9, len(snapshot.files.stamps)).allows([snapshot])
+    assert not Budget(10**9, len(snapshot.files.stamps)).allows([snapshot] * 2)
+    assert not Budget(1, 10**9).allows([snapshot])
+
+
+def test_an_index_without_a_name_on_disk_is_not_listed(
+    serve: Serve, two: dict[str, IndexManifest], settings: Any
+) -> None:
+    (settings.indexes / "empty").mkdir()
+    (settings.indexes / "file.json").write_text(json.dumps({}))
+    names = [one["name"] for one in serve().get("/indexes").json()["indexes"]]
+    assert names == ["test", "other"]
