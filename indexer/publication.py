@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from core.aliases import index_of
 from core.errors import CareError, IndexVersionError
 from core.files import remove_folder, remove_temporary, sync, sync_folder, writing_in
 from core.locks import LOCK, LockHolder, exclusive, lock_holder
@@ -40,6 +41,13 @@ class IndexWriter(IndexFolder):
     """The folder of an index for commands that change it, with the stores that versions may use."""
 
     stores: VectorStores = FAISS_ONLY
+
+    def __post_init__(self) -> None:
+        """Checks the name; IndexVersionError if it is not valid, or an alias."""
+        IndexFolder.__post_init__(self)
+        if self.path.is_symlink() and (name := index_of(self)) != self.name:
+            message = f"'{self.name}' is an alias of the index '{name}': name that index"
+            raise IndexVersionError(message, code="index_is_alias", name=self.name)
 
     @contextmanager
     def changing(self, command: str) -> Iterator[None]:

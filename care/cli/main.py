@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from care.cli import (
+    alias,
     answerable,
     bench,
     cmedteb,
@@ -80,6 +81,7 @@ TRAINING, DIAGNOSIS, MAINTENANCE = "Training and data", "Diagnosis", "Maintenanc
 app.command("index", rich_help_panel=INDEXES)(index.index)
 app.command("update", rich_help_panel=INDEXES)(index.update)
 app.add_typer(versions.app, name="versions", rich_help_panel=INDEXES)
+app.add_typer(alias.app, name="alias", rich_help_panel=INDEXES)
 app.command("search", rich_help_panel=SEARCH)(search.search)
 app.command("serve", rich_help_panel=SEARCH)(serve.serve)
 app.command("key", rich_help_panel=SEARCH)(serve.key)

@@ -125,7 +125,7 @@ async def index(request: Request) -> Any:
 @search_routes.get(
     "/indexes/{index}",
     response_model=schemas.IndexResponse,
-    responses=problem_responses(401, 403, 404, 503, 504),
+    responses=problem_responses(401, 403, 404, 422, 503, 504),
 )
 async def one_index(request: Request, index: IndexName, timeout_ms: Timeout = None) -> Any:
     """Describes the version of an index that is served."""
@@ -160,7 +160,7 @@ async def reload_index(request: Request) -> Any:
 @admin_routes.post(
     "/indexes/{index}/reload",
     response_model=schemas.IndexResponse,
-    responses=problem_responses(401, 403, 404, 503, 504),
+    responses=problem_responses(401, 403, 404, 422, 503, 504),
 )
 async def reload_one_index(request: Request, index: IndexName, timeout_ms: Timeout = None) -> Any:
     """Loads the active version of an index and serves it. If it fails, the old one stays."""

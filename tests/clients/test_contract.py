@@ -24,7 +24,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "document": ["d-1"],
 }
 # Parameters of paths, and their values in these calls.
-PARAMETERS = {"{model}": "care-mini", "{id}": "d-1"}
+PARAMETERS = {"{model}": "care-mini", "{id}": "d-1", "{index}": "of-a-clinic"}
 
 
 def methods() -> Iterator[str]:
@@ -61,10 +61,13 @@ def test_the_client_knows_no_field_that_no_schema_has() -> None:
 
 
 def test_the_methods_call_all_routes() -> None:
-    client, requests = recorded()
-    for name in methods():
-        with pytest.raises(Recorded):
-            getattr(client, name)(*ARGUMENTS.get(name, []))
+    requests = []
+    for index in (None, "of-a-clinic"):
+        client, sent = recorded(index=index)
+        for name in methods():
+            with pytest.raises(Recorded):
+                getattr(client, name)(*ARGUMENTS.get(name, []))
+        requests += sent
     called = {(request.method.lower(), request.url.path) for request in requests}
     documented = {
         (verb, called_path(path)) for path, verbs in DOCUMENT["paths"].items() for verb in verbs

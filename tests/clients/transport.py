@@ -14,7 +14,7 @@ class Recorded(BaseException):
     """Ends a call after its request is recorded."""
 
 
-def recorded() -> tuple[Client, list[httpx2.Request]]:
+def recorded(index: str | None = None) -> tuple[Client, list[httpx2.Request]]:
     """Returns a client whose calls end with `Recorded`, and the requests of its calls."""
     requests: list[httpx2.Request] = []
 
@@ -22,7 +22,8 @@ def recorded() -> tuple[Client, list[httpx2.Request]]:
         requests.append(request)
         raise Recorded
 
-    return Client(http=httpx2.Client(transport=httpx2.MockTransport(respond))), requests
+    http = httpx2.Client(transport=httpx2.MockTransport(respond))
+    return Client(index=index, http=http), requests
 
 
 class Script:

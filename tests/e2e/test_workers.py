@@ -195,14 +195,44 @@ def load(service: Service, connections: int) -> Iterator[list[list[tuple[int, st
             each.result(60)
 
 
-def publish(indexes: Path, folder: Path, number: int) -> str:
-    """Publishes another version of the index, and returns its id."""
+def publish(indexes: Path, folder: Path, number: int, index: str = "sample") -> str:
+    """Publishes another version of an index, and returns its id."""
     corpus = folder / f"{number}.jsonl"
     text = f"第{number}版新增的段落：发热三天伴咳嗽，建议到医院检查。"
     corpus.write_text(json.dumps({"_id": f"n{number}", "text": text}) + "\n", encoding="utf-8")
     folders = ["--indexes", str(indexes), "--builds", str(folder / "builds")]
-    assert main(["update", "--index", "sample", "--add", str(corpus), *folders]) == 0
-    return IndexFolder(indexes, "sample").active()
+    assert main(["update", "--index", index, "--add", str(corpus), *folders]) == 0
+    return IndexFolder(indexes, index).active()
+
+
+def test_all_workers_serve_a_version_of_another_index_after_its_reload(
+    start: Start, own_indexes: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(own_indexes / "sample", own_indexes / "clinic")
+    service = start()
+    # Enough connections for both workers, and a query of its own for each answer.
+    connections = [service.connect() for _ in range(16)]
+
+    def versions() -> set[str]:
+        answers = [
+            ask(each, "/indexes/clinic/search", {"query": f"第{i}个病人咳嗽", "top_k": 1})
+            for i, each in enumerate(connections)
+        ]
+        assert {status for status, _ in answers} == {200}
+        return {answer["index"]["version"] for _, answer in answers}
+
+    first = versions()
+    second = publish(own_indexes, tmp_path, 1, index="clinic")
+    assert versions() == first
+    status, answer = service.ask("/indexes/clinic/reload", method="POST")
+    assert (status, answer["version"]) == (200, second)
+    assert versions() == {second}
+    (service.faults / "refuse").touch()
+    publish(own_indexes, tmp_path, 2, index="clinic")
+    status, answer = service.ask("/indexes/clinic/reload", method="POST")
+    assert (status, answer["code"]) == (503, "refused")
+    assert second in versions()
+    assert service.ask("/index")[1]["name"] == "sample"
 
 
 def test_workers_share_port_metrics_and_limits(start: Start) -> None:

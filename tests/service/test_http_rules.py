@@ -28,7 +28,7 @@ BOM = b"\xef\xbb\xbf"
 MIB = 1 << 20
 ORIGIN = "https://clinic.example"
 # A new parameter of a path needs a value here, and a new folder of files one of its files.
-PARAMETERS = {"{id}": "d0007", "{model}": "care-mini"}
+PARAMETERS = {"{id}": "d0007", "{index}": "test", "{model}": "care-mini"}
 FILES = {"/page": "/page/search.js", "/page/swagger": "/page/swagger/swagger-ui.css"}
 DOCUMENT = openapi_document()
 
@@ -43,7 +43,7 @@ def body_schema(operation: dict[str, Any]) -> dict[str, Any]:
 
 
 SCHEMAS = {
-    path: body_schema(operations["post"])
+    path.replace("{index}", PARAMETERS["{index}"]): body_schema(operations["post"])
     for path, operations in DOCUMENT["paths"].items()
     if "requestBody" in operations.get("post", {})
 }

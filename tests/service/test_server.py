@@ -95,7 +95,7 @@ settings = Settings(port=0)
 engine = SimpleNamespace(
     drain=idle, stop=idle, limits=limits, usages=Usages(), metrics=Metrics(), settings=settings
 )
-app.state.service = SimpleNamespace(engine=engine)
+app.state.service = SimpleNamespace(engine=engine, catalog=SimpleNamespace(stop=idle))
 
 def work():
     print("busy", flush=True)

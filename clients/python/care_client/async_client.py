@@ -42,6 +42,8 @@ class AsyncClient:
 
     Args:
         url: Address of the service, with the path prefix of a proxy if there is one.
+        index: Name or alias of the index that the methods search and describe; by default that of
+            the service.
         api_key: Key of the service, if it has keys; spaces and line ends around it are ignored.
         timeout: Time of a call with all its retries [s], at most a day. The service gets it as
             the deadline.
@@ -59,13 +61,14 @@ class AsyncClient:
         self,
         url: str = URL,
         *,
+        index: str | None = None,
         api_key: str | None = None,
         timeout: float = 10.0,
         retries: int = 3,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         http: httpx2.AsyncClient | None = None,
     ) -> None:
-        self._connection = Connection.to(url, api_key, timeout, retries, max_response_bytes)
+        self._connection = Connection.to(url, index, api_key, timeout, retries, max_response_bytes)
         self._connections = AsyncConnections(self._connection.url, http)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -86,7 +89,7 @@ class AsyncClient:
     ) -> contract.SearchResponse:
         """Searches for a query. An option that is None has the service's default."""
         body = checked(contract.SEARCH_REQUEST, {**options, "query": query})
-        call = Call("POST", "/search", body, deadline=True)
+        call = Call("POST", self._connection.of_index("/search"), body, deadline=True)
         return await self._call(contract.SearchResponse, call, timeout)
 
     async def search_batch(
@@ -101,7 +104,7 @@ class AsyncClient:
         A query is a text, or an object with `query` and options of its own.
         """
         body = {"queries": search_bodies(queries, options)}
-        call = Call("POST", "/search/batch", body, deadline=True)
+        call = Call("POST", self._connection.of_index("/search/batch"), body, deadline=True)
         return await self._call(contract.BatchResponse, call, timeout)
 
     async def search_many(
@@ -130,7 +133,9 @@ class AsyncClient:
         results: list[contract.SearchResponse] = []
         while len(results) < len(bodies):
             part = bodies[len(results) : len(results) + batch]
-            call = Call("POST", "/search/batch", {"queries": part}, deadline=True)
+            call = Call(
+                "POST", self._connection.of_index("/search/batch"), {"queries": part}, deadline=True
+            )
             try:
                 response = await self._call(contract.BatchResponse, call, timeout)
             except InvalidRequestError as error:
@@ -150,17 +155,23 @@ class AsyncClient:
         `id` is that of a hit, of its `parent`, or of any document. For an unknown one
         `InvalidRequestError` is raised, with the code `unknown_document`.
         """
-        call = Call("GET", f"/documents/{segment('id', id)}", deadline=True)
+        call = Call(
+            "GET", self._connection.of_index(f"/documents/{segment('id', id)}"), deadline=True
+        )
         return await self._call(contract.DocumentResponse, call, timeout)
 
     async def index(self, *, timeout: float | None = None) -> contract.IndexResponse:
         """Describes the index version that is served, and lists its filters."""
-        call = Call("GET", "/index")
+        call = Call("GET", self._connection.of_index("/index"))
         return await self._call(contract.IndexResponse, call, timeout)
+
+    async def indexes(self, *, timeout: float | None = None) -> contract.IndexesResponse:
+        """Lists the indexes of the service that the key may search."""
+        return await self._call(contract.IndexesResponse, Call("GET", "/indexes"), timeout)
 
     async def reload(self, *, timeout: float | None = None) -> contract.IndexResponse:
         """Loads the active version; needs an admin key. The request is never repeated."""
-        call = Call("POST", "/index/reload", repeatable=False)
+        call = Call("POST", self._connection.of_index("/index/reload"), repeatable=False)
         return await self._call(contract.IndexResponse, call, timeout)
 
     async def embeddings(

@@ -43,6 +43,8 @@ class Client:
 
     Args:
         url: Address of the service, with the path prefix of a proxy if there is one.
+        index: Name or alias of the index that the methods search and describe; by default that of
+            the service.
         api_key: Key of the service, if it has keys; spaces and line ends around it are ignored.
         timeout: Time of a call with all its retries [s], at most a day. The service gets it as
             the deadline.
@@ -60,13 +62,14 @@ class Client:
         self,
         url: str = URL,
         *,
+        index: str | None = None,
         api_key: str | None = None,
         timeout: float = 10.0,
         retries: int = 3,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         http: httpx2.Client | None = None,
     ) -> None:
-        self._connection = Connection.to(url, api_key, timeout, retries, max_response_bytes)
+        self._connection = Connection.to(url, index, api_key, timeout, retries, max_response_bytes)
         self._connections = Connections(self._connection.url, http)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -87,7 +90,7 @@ class Client:
     ) -> contract.SearchResponse:
         """Searches for a query. An option that is None has the service's default."""
         body = checked(contract.SEARCH_REQUEST, {**options, "query": query})
-        call = Call("POST", "/search", body, deadline=True)
+        call = Call("POST", self._connection.of_index("/search"), body, deadline=True)
         return self._call(contract.SearchResponse, call, timeout)
 
     def search_batch(
@@ -102,7 +105,7 @@ class Client:
         A query is a text, or an object with `query` and options of its own.
         """
         body = {"queries": search_bodies(queries, options)}
-        call = Call("POST", "/search/batch", body, deadline=True)
+        call = Call("POST", self._connection.of_index("/search/batch"), body, deadline=True)
         return self._call(contract.BatchResponse, call, timeout)
 
     def search_many(
@@ -131,7 +134,9 @@ class Client:
         results: list[contract.SearchResponse] = []
         while len(results) < len(bodies):
             part = bodies[len(results) : len(results) + batch]
-            call = Call("POST", "/search/batch", {"queries": part}, deadline=True)
+            call = Call(
+                "POST", self._connection.of_index("/search/batch"), {"queries": part}, deadline=True
+            )
             try:
                 response = self._call(contract.BatchResponse, call, timeout)
             except InvalidRequestError as error:
@@ -151,17 +156,23 @@ class Client:
         `id` is that of a hit, of its `parent`, or of any document. For an unknown one
         `InvalidRequestError` is raised, with the code `unknown_document`.
         """
-        call = Call("GET", f"/documents/{segment('id', id)}", deadline=True)
+        call = Call(
+            "GET", self._connection.of_index(f"/documents/{segment('id', id)}"), deadline=True
+        )
         return self._call(contract.DocumentResponse, call, timeout)
 
     def index(self, *, timeout: float | None = None) -> contract.IndexResponse:
         """Describes the index version that is served, and lists its filters."""
-        call = Call("GET", "/index")
+        call = Call("GET", self._connection.of_index("/index"))
         return self._call(contract.IndexResponse, call, timeout)
+
+    def indexes(self, *, timeout: float | None = None) -> contract.IndexesResponse:
+        """Lists the indexes of the service that the key may search."""
+        return self._call(contract.IndexesResponse, Call("GET", "/indexes"), timeout)
 
     def reload(self, *, timeout: float | None = None) -> contract.IndexResponse:
         """Loads the active version; needs an admin key. The request is never repeated."""
-        call = Call("POST", "/index/reload", repeatable=False)
+        call = Call("POST", self._connection.of_index("/index/reload"), repeatable=False)
         return self._call(contract.IndexResponse, call, timeout)
 
     def embeddings(

@@ -50,6 +50,7 @@ class Connection:
         timeout: Time of a call with all its retries [s].
         retries: Maximum number of retries.
         max_response_bytes: Most bytes of a response.
+        prefix: Begin of the paths of the index, "" for the default one.
     """
 
     url: str
@@ -57,10 +58,17 @@ class Connection:
     timeout: float
     retries: int
     max_response_bytes: int
+    prefix: str = ""
 
     @classmethod
     def to(
-        cls, url: str, api_key: str | None, timeout: float, retries: int, max_response_bytes: int
+        cls,
+        url: str,
+        index: str | None,
+        api_key: str | None,
+        timeout: float,
+        retries: int,
+        max_response_bytes: int,
     ) -> Self:
         """Returns a connection of these arguments.
 
@@ -73,7 +81,12 @@ class Connection:
         headers = {"Accept-Encoding": "identity"}  # what is read has then the size of the response
         if key := _key(api_key):
             headers["Authorization"] = f"Bearer {key}"
-        return cls(_address(url), headers, timeout, retries, max_response_bytes)
+        prefix = "" if index is None else f"/indexes/{segment('index', index)}"
+        return cls(_address(url), headers, timeout, retries, max_response_bytes, prefix)
+
+    def of_index(self, path: str) -> str:
+        """Returns the path of the index for that of the default index."""
+        return self.prefix + path.removeprefix("/index") if self.prefix else path
 
 
 @dataclass(frozen=True, slots=True)

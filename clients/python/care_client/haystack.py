@@ -15,7 +15,7 @@ class CareRetriever:
     """Returns the hits of a search as documents.
 
     Args:
-        url: As of `Client`, like `timeout` and `retries`.
+        url: As of `Client`, like `index`, `timeout` and `retries`.
         api_key: Key of the service; only one from the environment can be serialised.
         options: Options of the search, such as `top_k`, `filter` and `min_score`. A filter is one
             of the service, not of Haystack.
@@ -25,13 +25,15 @@ class CareRetriever:
         self,
         url: str = URL,
         *,
+        index: str | None = None,
         api_key: Secret | None = None,
         timeout: float = 10.0,
         retries: int = 3,
         **options: Any,
     ) -> None:
         self._api_key = api_key
-        self._settings: dict[str, Any] = {"url": url, "timeout": timeout, "retries": retries}
+        how = {"timeout": timeout, "retries": retries}
+        self._settings: dict[str, Any] = {"url": url, "index": index, **how}
         self._options = options
         key = api_key.resolve_value() if api_key else None
         self._clients = Clients(**self._settings, api_key=key)

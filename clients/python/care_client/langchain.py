@@ -26,6 +26,7 @@ class CareRetriever(BaseRetriever):
     model_config = ConfigDict(extra="allow")
 
     url: str = URL
+    index: str | None = None
     api_key: SecretStr | None = None
     timeout: float = 10.0
     retries: int = 3
@@ -34,7 +35,8 @@ class CareRetriever(BaseRetriever):
     def model_post_init(self, _: Any) -> None:
         """Makes the clients."""
         key = self.api_key.get_secret_value() if self.api_key else None
-        self._clients = Clients(self.url, api_key=key, timeout=self.timeout, retries=self.retries)
+        how = {"timeout": self.timeout, "retries": self.retries}
+        self._clients = Clients(self.url, index=self.index, api_key=key, **how)
 
     def _options(self, options: dict[str, Any]) -> dict[str, Any]:
         return {**(self.model_extra or {}), **options}

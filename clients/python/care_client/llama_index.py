@@ -14,7 +14,7 @@ class CareRetriever(BaseRetriever):
     """Returns the hits of a search as nodes with scores.
 
     Args:
-        url: As of `Client`, like `api_key`, `timeout` and `retries`.
+        url: As of `Client`, like `index`, `api_key`, `timeout` and `retries`.
         options: Options of the search, such as `top_k`, `filter` and `min_score`.
     """
 
@@ -22,13 +22,15 @@ class CareRetriever(BaseRetriever):
         self,
         url: str = URL,
         *,
+        index: str | None = None,
         api_key: str | None = None,
         timeout: float = 10.0,
         retries: int = 3,
         **options: Any,
     ) -> None:
         super().__init__()
-        self._clients = Clients(url, api_key=api_key, timeout=timeout, retries=retries)
+        how = {"api_key": api_key, "timeout": timeout, "retries": retries}
+        self._clients = Clients(url, index=index, **how)
         self._options = options
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:

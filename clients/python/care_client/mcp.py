@@ -81,6 +81,7 @@ def make_server(
     url: str = URL,
     api_key: str | None = None,
     *,
+    index: str | None = None,
     timeout: float = 10.0,
     options: Mapping[str, Any] | None = None,
 ) -> MCPServer:
@@ -89,11 +90,12 @@ def make_server(
     Args:
         url: Address of the service.
         api_key: Its key, if it has keys.
+        index: The index that the tools search, if not the default one.
         timeout: Time of a search [s].
         options: Options of searches, which arguments of the tool replace.
     """
     defaults = {"top_k": 5, "evidence": True, **(options or {})}
-    client = AsyncClient(url, api_key=api_key, timeout=timeout)
+    client = AsyncClient(url, index=index, api_key=api_key, timeout=timeout)
 
     async def search(
         query: Annotated[str, Field(description="The question, in Chinese.")],
@@ -188,6 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the server until its client or a signal ends it."""
     parser = argparse.ArgumentParser("care-mcp", description=__doc__)
     parser.add_argument("--url", default=URL, help="address of the service (%(default)s)")
+    parser.add_argument("--index", help="name or alias of the index (default: the service's)")
     parser.add_argument("--timeout", type=float, default=10.0, help="time of a search [s]")
     parser.add_argument("--options", type=_options, help="options of all searches, as JSON")
     parser.add_argument("--transport", choices=["stdio", "http"], default="stdio")
@@ -197,7 +200,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     try:
         server = make_server(
-            given.url, os.environ.get(KEY_VARIABLE), timeout=given.timeout, options=given.options
+            given.url,
+            os.environ.get(KEY_VARIABLE),
+            index=given.index,
+            timeout=given.timeout,
+            options=given.options,
         )
     except CareClientError as error:
         parser.error(str(error))

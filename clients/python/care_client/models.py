@@ -288,6 +288,20 @@ class RecallReport(_Response):
     tried: dict[str, float] = Field(default_factory=dict)
 
 
+class ListedIndex(_Response):
+    """An index that a service serves; paths without an index mean the default one."""
+
+    name: str
+    aliases: list[str] = Field(default_factory=list)
+    default: bool = False
+
+
+class IndexesResponse(_Response):
+    """The indexes that the key may search."""
+
+    indexes: list[ListedIndex]
+
+
 class IndexResponse(IndexReference):
     """The index version that is served.
 
