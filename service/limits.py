@@ -101,36 +101,55 @@ class Usages:
     overflow_tokens: Usage = field(default_factory=Usage)
 
 
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who shares what a service has: a client, in each index that it asks."""
+
+    name: str = ""
+    index: str = ""
+
+
+ANYONE = Client()
+
+
 class Shares:
     """What clients take of a limit.
 
-    One client may take all of it. Once it is used up, a client may still take its equal share, so
-    that others cannot keep it out; all together then take less than twice the limit.
+    One client may take all of it. Once it is used up, a client may still take its equal share of
+    the equal share of its index, so that others cannot keep it out; all together then take less
+    than twice the limit.
     """
 
     def __init__(self, limit: int, usage: Usage | None = None) -> None:
         self._limit = limit
         self.usage = usage or Usage()
-        self._taken: Counter[str] = Counter()
+        self._taken: Counter[Client] = Counter()
+        self._clients: Counter[str] = Counter()  # of each index
 
     @property
     def taken(self) -> int:
         """What all clients of this object take."""
         return self._taken.total()
 
-    def allow(self, client: str, amount: int) -> bool:
+    def allow(self, client: Client, amount: int) -> bool:
         """Returns whether a client may take an amount more."""
         if self.usage.allows(amount, self._limit):
             return True
-        clients = len(self._taken) + (client not in self._taken)
-        return clients > 1 and self._taken[client] + amount <= self._limit // clients
+        indexes = len(self._clients) + (client.index not in self._clients)
+        clients = self._clients[client.index] + (client not in self._taken)
+        share = self._limit // indexes // clients
+        return indexes * clients > 1 and self._taken[client] + amount <= share
 
-    def take(self, client: str, amount: int) -> None:
+    def take(self, client: Client, amount: int) -> None:
         """Notes that a client takes an amount more or, if it is negative, gives it back."""
         self.usage.add(amount)
+        self._clients[client.index] += client not in self._taken
         self._taken[client] += amount
         if not self._taken[client]:
             del self._taken[client]
+            self._clients[client.index] -= 1
+            if not self._clients[client.index]:
+                del self._clients[client.index]
 
 
 class AnswerBudget:

@@ -10,7 +10,7 @@ from service.http.content_coding import decoded
 from service.http.context import PROBES
 from service.http.exchange import exchange_of, header
 from service.http.problems import problem_response
-from service.limits import Limits, Shares, Usages
+from service.limits import Client, Limits, Shares, Usages
 from service.observe.metrics import Metrics
 from service.settings import Settings
 
@@ -50,7 +50,7 @@ class LimitRequests:
         if scope["state"]["path"] in PROBES:
             await self._probe(scope, receive, send)
             return
-        client = client_of(scope)
+        client = Client(client_of(scope))
         counted = 0
 
         def count() -> None:

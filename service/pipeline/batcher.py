@@ -10,6 +10,7 @@ from typing import Any
 from core.encoders import QueryEncoder, TokenVectorEncoder
 from core.types import FloatArray
 from models.encoders.providers import MAX_ROWS
+from service.limits import ANYONE, Client
 from service.observe.metrics import Metrics
 from service.pipeline.fairness import FairQueue, Turn
 from stores.faiss.search import limit_threads
@@ -20,7 +21,7 @@ class Job:
     """A text to encode."""
 
     text: str  # normalized by `core.text`
-    client: str = ""  # who asks: the queue serves clients in turn
+    client: Client = ANYONE  # who asks: the queue serves clients in turn
     abandoned: bool = False  # whether no request waits for it any more; it is then not encoded
     tokenized: Any = None  # its tokens, once tokenized
     with_tokens: bool = False  # whether its token vectors are wanted too

@@ -21,7 +21,7 @@ from search.rerank import RerankerName
 from search.snapshot import Snapshot
 from search.task import SearchTask, read_cached
 from service.errors import RequestError
-from service.limits import Limits, Usages
+from service.limits import ANYONE, Client, Limits, Usages
 from service.observe.metrics import Metrics, Timings
 from service.pipeline.cache import MemoryCache, QueryKeys
 from service.pipeline.flights import Flight
@@ -53,7 +53,7 @@ class CheckedQueries:
     queries: Sequence[Query]  # as they are searched
     keys: Sequence[bytes]  # key of each query in the caches
     started: float  # when the check began, on the clock of `time.perf_counter` [s]
-    client: str = ""  # who asks
+    client: Client = ANYONE  # who asks, and which index
 
 
 class Engine:
@@ -122,7 +122,7 @@ class Engine:
         """Checks the queries of a request for an index version.
 
         QueryError if one is not valid for the index; with `batch` it names the position of the
-        query. Queues serve each `client` in turn.
+        query. Queues serve indexes, and each `client` of an index, in turn.
         """
         started = time.perf_counter()
         valid: list[Query] = []
@@ -134,7 +134,8 @@ class Engine:
             keys.append(b"" if explained else self._keys.key(valid[i], index.identity))
             if i % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
-        return CheckedQueries(index, valid, keys, started, client)
+        asking = Client(client, index.manifest.name)
+        return CheckedQueries(index, valid, keys, started, asking)
 
     def recall(
         self, checked: CheckedQueries, include: Sequence[str]
@@ -226,7 +227,7 @@ class Engine:
     async def _embed_part(
         self, texts: Sequence[str], deadline: float, client: str
     ) -> tuple[FloatArray, int]:
-        requested = [Flight(text=text, client=client) for text in texts]
+        requested = [Flight(text=text, client=Client(client)) for text in texts]
         flights = await self._pipeline.complete(requested, deadline)
         vectors = np.stack([flight.result.result() for flight in flights])
         return vectors, sum(len(flight.tokenized) for flight in flights)
@@ -309,7 +310,9 @@ class Engine:
         if is_unanswered(index.judges, query.mode, score):
             self.metrics.unanswered.inc()
 
-    def _flight(self, index: Snapshot, query: Query, key: bytes = b"", client: str = "") -> Flight:
+    def _flight(
+        self, index: Snapshot, query: Query, key: bytes = b"", client: Client = ANYONE
+    ) -> Flight:
         task = SearchTask(
             snapshot=index,
             query=query,

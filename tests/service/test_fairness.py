@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from core.manifest import IndexManifest
-from service.limits import Limits, Shares, Usage
+from service.limits import Client, Limits, Shares, Usage
 from service.pipeline.fairness import FairExecutor, FairQueue
 from service.settings import Settings
 from tests.conftest import ADMIN_KEY, SEARCH_KEY
@@ -28,7 +28,7 @@ PUSHES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9)), max_size
 def test_items_of_a_client_are_served_in_order(pushes: list[tuple[str, int]]) -> None:
     queue: FairQueue[tuple[str, int]] = FairQueue()
     for i, (client, cost) in enumerate(pushes):
-        queue.push((client, i), client, cost)
+        queue.push((client, i), Client(client), cost)
     served = [queue.take()[0][1] for _ in pushes]
     assert len(queue) == 0
     for client in "abc":
@@ -39,11 +39,11 @@ def test_items_of_a_client_are_served_in_order(pushes: list[tuple[str, int]]) ->
 def test_clients_take_turns_by_the_cost_of_their_items() -> None:
     queue: FairQueue[str] = FairQueue()
     for _ in range(100):
-        queue.push("large", "large", 10)
+        queue.push("large", Client("large"), 10)
     for _ in range(3):
         queue.take()
     for _ in range(20):
-        queue.push("small", "small", 1)
+        queue.push("small", Client("small"), 1)
     # For each item of cost 10 there are ten of cost 1.
     served = "".join(queue.take()[0][1][0] for _ in range(22))
     assert served.count("s") == 20
@@ -53,7 +53,7 @@ def test_clients_take_turns_by_the_cost_of_their_items() -> None:
 def test_items_that_are_put_back_keep_their_turns_whatever_arrives() -> None:
     queue: FairQueue[int] = FairQueue()
     for i in range(5):
-        queue.push(i, "old")
+        queue.push(i, Client("old"))
     random = Random(0)
     waited = 0
     while True:
@@ -62,15 +62,15 @@ def test_items_that_are_put_back_keep_their_turns_whatever_arrives() -> None:
             break
         for turn, item in others:
             queue.put_back(turn, item)
-        queue.push(1000 + waited, f"new {random.random()}")
+        queue.push(1000 + waited, Client(f"new {random.random()}"))
         waited += 1
         assert waited < 20, "an item waits forever"
 
 
 def test_an_item_that_goes_first_does_not_cost_a_turn() -> None:
     queue: FairQueue[str] = FairQueue()
-    queue.push("a", "client")
-    queue.push("urgent", "client", first=True)
+    queue.push("a", Client("client"))
+    queue.push("urgent", Client("client"), first=True)
     assert [queue.take()[0][1] for _ in range(2)] == ["urgent", "a"]
 
 
@@ -79,11 +79,11 @@ def test_functions_run_in_turn_and_pass_on_their_results() -> None:
     release = Event()
     with ThreadPoolExecutor(1) as pool:
         executor = FairExecutor(pool)
-        blocked = executor.submit("large", lambda: release.wait(30))
-        many = [executor.submit("large", lambda: ran.append("large")) for _ in range(9)]
-        one = executor.submit("small", lambda: ran.append("small"))
-        gone = executor.submit("small", lambda: ran.append("gone"))
-        failed = executor.submit("small", lambda: 1 // 0)
+        blocked = executor.submit(Client("large"), lambda: release.wait(30))
+        many = [executor.submit(Client("large"), lambda: ran.append("large")) for _ in range(9)]
+        one = executor.submit(Client("small"), lambda: ran.append("small"))
+        gone = executor.submit(Client("small"), lambda: ran.append("gone"))
+        failed = executor.submit(Client("small"), lambda: 1 // 0)
         assert gone.cancel()
         release.set()
         assert blocked.result() is True
@@ -105,15 +105,15 @@ def test_shares_are_below_twice_the_limit_and_nobody_is_kept_out(
     shares = Shares(limit)
     taken: list[tuple[str, int]] = []
     for client, amount in requests:
-        if shares.allow(client, amount):
-            shares.take(client, amount)
+        if shares.allow(Client(client), amount):
+            shares.take(Client(client), amount)
             taken.append((client, amount))
         assert shares.usage.total == sum(each for _, each in taken) < 2 * limit
     holders = {client for client, amount in taken if amount}
     if holders and limit > len(holders):
         assert shares.allow("new", limit // (len(holders) + 1))
     for client, amount in taken:
-        shares.take(client, -amount)
+        shares.take(Client(client), -amount)
     assert shares.usage.total == 0
     assert shares.allow("any", limit)
 
@@ -135,6 +135,25 @@ OTHER = ADMIN
 
 def queued(client: TestClient) -> float:
     return sample(client, "care_queue_queries")
+
+
+def test_indexes_take_turns_however_many_clients_they_have() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for _ in range(50):
+        for client in "abcd":
+            queue.push("crowded", Client(client, "crowded"))
+        queue.push("quiet", Client("a", "quiet"))
+    served = [item for _ in range(60) for _, item in queue.take()]
+    assert 25 <= served.count("quiet") <= 35
+
+
+def test_an_index_keeps_its_share_of_a_limit_however_many_clients_another_has() -> None:
+    shares = Shares(120)
+    for client in map(str, range(6)):
+        shares.take(Client(client, "crowded"), 20)
+    quiet = Client("a", "quiet")
+    assert shares.allow(quiet, 60) and not shares.allow(quiet, 61)
+    assert not shares.allow(Client("0", "crowded"), 1)
 
 
 @pytest.mark.parametrize("mode", ["dense", "hybrid"])
