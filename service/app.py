@@ -253,7 +253,15 @@ def build_app(
     )
     answers = AnswerBudget(engine.limits.answer_bytes, engine.usages.answer_bytes)
     app.state.service = State(
-        settings, engine.pair.name, metrics, engine, catalog, access.keys, access.limiter, answers
+        settings,
+        engine.pair.name,
+        metrics,
+        engine,
+        catalog,
+        access.keys,
+        access.limiter,
+        access.index_limiter,
+        answers,
     )
     return app
 

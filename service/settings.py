@@ -196,6 +196,11 @@ class Settings(BaseSettings):
     `CARE_CACHE_SECRET` and one `CARE_INDEX` share it."""
     rate_burst: AtLeast1 = 100
     """Most queries of one API key in a burst."""
+    index_rate_limit: float = Field(0.0, ge=0)
+    """Most queries per second to one index, of all keys together; 0 disables the limit. Shared like
+    `CARE_RATE_LIMIT`."""
+    index_rate_burst: AtLeast1 = 1000
+    """Most queries to one index in a burst."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     """Origins whose pages may call the service (CORS), comma-separated."""
     root_path: str = Field("", pattern=r"^(/[\w.~-]+)*$")

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
@@ -45,6 +46,7 @@ class Access:
     keys: ApiKeys
     key_file: KeyFile | None  # the file that they are read from, if there is one
     limiter: RateLimiter | None  # limits the rate of each key, if rates are limited
+    index_limiter: RateLimiter | None = None  # limits that of each index, if it is limited
 
     @classmethod
     def of(
@@ -56,19 +58,21 @@ class Access:
         """Reads the keys; `redis` shares rates among replicas, `buckets` among their workers."""
         key_file = KeyFile(settings.api_keys_file) if settings.api_keys_file else None
         keys = key_file.keys if key_file else ApiKeys.parse(plain(settings.api_keys))
-        limiter = None
+        # Replicas of a service have the same secret and the same index.
+        secret = sha256(plain(settings.cache_secret).encode()).digest()
+        limiter = partial(
+            RateLimiter,
+            guard=redis,
+            service=blake2b(settings.index.encode(), key=secret, digest_size=8).hexdigest(),
+            largest=max(settings.max_batch, settings.max_embeddings),
+            buckets=buckets,
+        )
+        of_keys = of_indexes = None
         if settings.rate_limit:
-            # Replicas of a service have the same secret and the same index.
-            secret = sha256(plain(settings.cache_secret).encode()).digest()
-            limiter = RateLimiter(
-                settings.rate_limit,
-                settings.rate_burst,
-                redis,
-                service=blake2b(settings.index.encode(), key=secret, digest_size=8).hexdigest(),
-                largest=max(settings.max_batch, settings.max_embeddings),
-                buckets=buckets,
-            )
-        return cls(keys, key_file, limiter)
+            of_keys = limiter(settings.rate_limit, settings.rate_burst)
+        if settings.index_rate_limit:
+            of_indexes = limiter(settings.index_rate_limit, settings.index_rate_burst)
+        return cls(keys, key_file, of_keys, of_indexes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class State:
     catalog: Catalog
     keys: ApiKeys
     limiter: RateLimiter | None
+    index_limiter: RateLimiter | None
     answers: AnswerBudget
 
 
@@ -236,11 +241,17 @@ Timeout = Annotated[int | None, _header]
 
 
 async def charge_rate(request: Request, queries: int) -> None:
-    """Charges the rate limit of the key for queries, or for texts to encode."""
-    limiter = get_state(request).limiter
-    if limiter and (
-        wait := await limiter.admit(request.scope["state"].get("key", "anonymous"), queries)
-    ):
+    """Charges the rate limits of the key and of the index for queries, or for texts to encode."""
+    state = get_state(request)
+    if state.limiter:
+        await _charge(state.limiter, request.scope["state"].get("key", "anonymous"), queries)
+    if state.index_limiter:
+        # Names of keys have no space.
+        await _charge(state.index_limiter, f"index {index_name(request)}", queries)
+
+
+async def _charge(limiter: RateLimiter, name: str, queries: int) -> None:
+    if wait := await limiter.admit(name, queries):
         message = f"rate limit exceeded: retry after {wait:.3f} s"
         raise RequestError("rate_limited", message, retry_after=wait)
 

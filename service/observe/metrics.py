@@ -14,6 +14,10 @@ from search.fusion import Channel
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
+# Series with names of indexes, which not everyone may see who reads the page.
+_OF_INDEXES = "care_index_queries_total"
+_MOST_INDEXES = 100
+_OTHERS = "(others)"  # no name of an index
 UNMATCHED = "unmatched"  # the label of all paths without a route: values must be bounded
 ABANDONED = "499"  # the status of a request whose client disconnected before the response
 
@@ -169,6 +173,11 @@ class Metrics:
         self.index_documents = same(
             "care_index_documents", "Documents in the served index version."
         )
+        self.index_queries = counter(
+            _OF_INDEXES,
+            "Queries to each index; those to others than the first 100 together.",
+            ["index"],
+        )
         self.index_vectors = same(
             "care_index_vectors",
             "Vectors in the served index version, one for each document or chunk.",
@@ -184,6 +193,7 @@ class Metrics:
             tier: tuple(self.cache_lookups.labels(tier, result) for result in ("hit", "miss"))
             for tier in get_args(Tier)
         }
+        self._queried: dict[str, Any] = {}
         self._answers: dict[tuple[str, str], tuple[Any, Any]] = {}
         for series, labels in (
             (self.rejections, get_args(Rejection)),
@@ -229,6 +239,14 @@ class Metrics:
         count.inc()
         time.observe(seconds)
 
+    def queried(self, index: str, queries: int) -> None:
+        """Counts queries to an index."""
+        if index not in self._queried:
+            name = index if len(self._queried) < _MOST_INDEXES else _OTHERS
+            self._queried[name] = self.index_queries.labels(name)
+            index = name
+        self._queried[index].inc(queries)
+
     def observe(self, timings: Timings, *, cached: bool) -> None:
         """Observes the timings of a query; a cached one was neither encoded nor searched."""
         for stage in _CACHED_STAGES if cached else STAGES:
@@ -258,8 +276,11 @@ class Metrics:
         self.index_vectors.set(manifest.count)
         self.index_created.set(manifest.created_at.timestamp())
 
-    async def page(self) -> bytes:
-        """Returns all metrics as text: rendered in a thread, once a second for all who ask."""
+    async def page(self, *, with_indexes: bool = True) -> bytes:
+        """Returns all metrics as text: rendered in a thread, once a second for all who ask.
+
+        `with_indexes` says whether series by index are among them.
+        """
         loop = asyncio.get_running_loop()
         if self._page is None or (self._page.done() and loop.time() >= self._page_until):
             self.update()
@@ -267,4 +288,8 @@ class Metrics:
             self._page = loop.create_task(render)
             self._page_until = loop.time() + SHARED_SECONDS
         # A client that disconnects does not stop the rendering for the others.
-        return await asyncio.shield(self._page)
+        page = await asyncio.shield(self._page)
+        if with_indexes:
+            return page
+        lines = page.splitlines(keepends=True)
+        return b"".join(line for line in lines if not line.startswith(f"{_OF_INDEXES}{{".encode()))

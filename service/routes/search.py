@@ -183,8 +183,14 @@ async def ready(request: Request) -> Any:
 
 @public_routes.get("/metrics", response_class=Response, responses=problem_responses(401))
 async def metrics(request: Request) -> Response:
-    """Returns the metrics in the text format of Prometheus."""
-    page = await get_state(request).metrics.page()
+    """Returns the metrics in the text format of Prometheus.
+
+    Series by index are among them if there are no keys, or for a key with the role admin.
+    """
+    state = get_state(request)
+    key = request.scope["state"].get("api_key")
+    with_indexes = not state.keys or (key is not None and key.allows("admin"))
+    page = await state.metrics.page(with_indexes=with_indexes)
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 
@@ -207,6 +213,7 @@ async def _search(
     await charge_rate(request, len(bodies))
     opened = await opened_index(request, timeout_ms)
     engine, index = opened.engine, opened.snapshot
+    engine.metrics.queried(index.manifest.name, len(bodies))
     queries = [body.as_query() for body in bodies]
     checked = await engine.checked(index, queries, batch=batch, client=client_of(request.scope))
     included = [list(dict.fromkeys(body.include)) for body in bodies]

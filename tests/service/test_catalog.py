@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import SecretStr
 
 from core.aliases import read_aliases, remove_alias, set_alias
 from core.errors import IndexVersionError
 from core.manifest import IndexManifest
 from core.versions import IndexFolder
+from service.access.api_keys import new_key
 from service.catalog import Budget, Catalog
+from service.observe.metrics import Metrics
 from tests.conftest import Builder, make_records
 from tests.service.conftest import Serve, sample
 
@@ -287,3 +290,43 @@ def test_an_index_without_a_name_on_disk_is_not_listed(
     (settings.indexes / "file.json").write_text(json.dumps({}))
     names = [one["name"] for one in serve().get("/indexes").json()["indexes"]]
     assert names == ["test", "other"]
+
+
+def test_queries_of_one_index_are_limited_whoever_asks(
+    serve: Serve, two: dict[str, IndexManifest]
+) -> None:
+    client = serve(index_rate_limit=0.001, index_rate_burst=2)
+    codes = [client.post("/indexes/other/search", json={"query": QUERY}) for _ in range(3)]
+    assert [answer.status_code for answer in codes] == [200, 200, 429]
+    assert codes[-1].json()["code"] == "rate_limited"
+    assert ids(client, "/search")
+
+
+def test_queries_are_counted_by_index_for_those_who_may_see_all(
+    serve: Serve, two: dict[str, IndexManifest]
+) -> None:
+    client = serve()
+    ids(client, "/search")
+    client.post("/indexes/other/search/batch", json={"queries": [{"query": QUERY}] * 2})
+    assert sample(client, "care_index_queries_total", index="other") == 2
+    assert sample(client, "care_index_queries_total", index="test") == 1
+    secret, entry = new_key("app", "search")
+    admin, of_admin = new_key("operator", "admin")
+    keys = SecretStr(f"{entry},{of_admin}")
+    for is_open, sent, seen in [(True, None, 0), (False, secret, 0), (False, admin, 1)]:
+        client = serve(api_keys=keys, open_metrics=is_open)
+        client.headers["Authorization"] = f"Bearer {admin}"
+        ids(client, "/indexes/other/search")
+        headers = {"Authorization": f"Bearer {sent}"} if sent else {}
+        page = client.get("/metrics", headers=headers).text
+        assert page.count('care_index_queries_total{index="other"}') == seen
+
+
+def test_metrics_name_a_bounded_number_of_indexes() -> None:
+    metrics = Metrics()
+    for i in range(150):
+        metrics.queried(f"index-{i}", 1)
+    page = asyncio.run(metrics.page(with_indexes=True)).decode()
+    lines = [line for line in page.splitlines() if line.startswith("care_index_queries_total{")]
+    assert len(lines) == 101
+    assert 'care_index_queries_total{index="(others)"} 50.0' in lines

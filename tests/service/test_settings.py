@@ -65,6 +65,8 @@ VALUES = [
     ("OPEN_METRICS", "false", False),
     ("RATE_LIMIT", "0.5", 0.5),
     ("RATE_BURST", "15", 15),
+    ("INDEX_RATE_LIMIT", "0.5", 0.5),
+    ("INDEX_RATE_BURST", "22", 22),
     ("CORS_ORIGINS", "https://a.example, https://b.example", TWO_ORIGINS),
     ("ROOT_PATH", "/care/v2", "/care/v2"),
     ("WATCH_SECONDS", "2.5", 2.5),
