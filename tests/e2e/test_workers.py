@@ -208,7 +208,7 @@ def publish(indexes: Path, folder: Path, number: int, index: str = "sample") -> 
 def test_all_workers_serve_a_version_of_another_index_after_its_reload(
     start: Start, own_indexes: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(own_indexes / "sample", own_indexes / "clinic")
+    build_small(own_indexes, tmp_path, "clinic")
     service = start()
     # Enough connections for both workers, and a query of its own for each answer.
     connections = [service.connect() for _ in range(16)]
@@ -233,6 +233,18 @@ def test_all_workers_serve_a_version_of_another_index_after_its_reload(
     assert (status, answer["code"]) == (503, "refused")
     assert second in versions()
     assert service.ask("/index")[1]["name"] == "sample"
+
+
+def build_small(indexes: Path, folder: Path, index: str) -> None:
+    """Builds an index of a few passages."""
+    corpus = folder / f"{index}.jsonl"
+    records = [
+        {"_id": f"{index}-{i}", "text": f"第{i}段：咳嗽三天，建议多饮水。"} for i in range(4)
+    ]
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    corpus.write_text(lines, encoding="utf-8")
+    folders = ["--indexes", str(indexes), "--builds", str(folder / "builds")]
+    assert main(["index", str(corpus), "--index", index, *folders]) == 0
 
 
 def test_workers_share_port_metrics_and_limits(start: Start) -> None:
