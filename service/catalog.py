@@ -308,6 +308,7 @@ class Catalog:
         """Shows the default index in the metrics."""
         engine = self.default.engine
         engine.metrics.show_index(index.manifest, engine.pair.name)
+        engine.metrics.queried(index.manifest.name, 0)
         engine.show_readiness()
 
     def _is_served(self, name: str) -> bool:
