@@ -16,8 +16,10 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from core.loopback import is_loopback
+from core.types import Conjunction
 from service import schemas
-from service.access.api_keys import ApiKey, ApiKeys, Role
+from service.access.api_keys import ApiKeys
+from service.access.grants import EVERYTHING, Caller, Grant, Role
 from service.access.key_file import KeyFile
 from service.access.rate_limit import Buckets, RateLimiter
 from service.errors import RequestError
@@ -53,8 +55,9 @@ class Access:
         buckets: Buckets | None = None,
     ) -> Self:
         """Reads the keys; `redis` shares rates among replicas, `buckets` among their workers."""
-        key_file = KeyFile(settings.api_keys_file) if settings.api_keys_file else None
-        keys = key_file.keys if key_file else ApiKeys.parse(plain(settings.api_keys))
+        path, index = settings.api_keys_file, settings.index
+        key_file = KeyFile(path, index) if path else None
+        keys = key_file.keys if key_file else ApiKeys.parse(plain(settings.api_keys), index)
         limiter = None
         if settings.rate_limit:
             # Replicas of a service have the same secret and the same index.
@@ -111,14 +114,14 @@ class RequireKey:
             state = cast("State", scope["app"].state.service)
             if state.keys and not _is_open(scope["state"]["path"], state.settings):
                 try:
-                    scope["state"]["api_key"] = key = find_key(state, Headers(scope=scope))
+                    scope["state"]["caller"] = caller = find_caller(state, Headers(scope=scope))
                 except RequestError as error:
                     state.metrics.rejections.labels(error.rejection).inc()
                     matching = (r for r in self._routes if r.matches(scope)[0] is not Match.NONE)
                     scope["route"] = next(matching, None)
                     await problem_response(error, scope)(scope, receive, send)
                     return
-                scope["state"]["key"] = key.name
+                scope["state"]["key"] = caller.name
         await self._app(scope, receive, send)
 
 
@@ -132,49 +135,70 @@ def client_of(scope: Scope) -> str:
     return scope["client"][0] if scope.get("client") else ""
 
 
-def find_key(state: State, headers: Mapping[str, str]) -> ApiKey:
-    """Returns the key in the header Authorization; RequestError if it is missing or unknown."""
+def find_caller(state: State, headers: Mapping[str, str]) -> Caller:
+    """Returns who has the key in the header Authorization.
+
+    RequestError if the key is missing or unknown, or has expired.
+    """
     scheme, secret = get_authorization_scheme_param(headers.get("authorization"))
-    key = state.keys.find(secret) if scheme.lower() == "bearer" else None
-    if key is None:
+    caller = state.keys.find(secret) if scheme.lower() == "bearer" else None
+    if caller is None:
         message = "the API key is missing or unknown: send 'Authorization: Bearer <key>'"
         raise RequestError("unauthorized", message)
-    return key
+    return caller
 
 
-def check_role(request: Request, role: Role) -> None:
-    """Checks that a request may use the routes of a role; RequestError if it may not.
+def check_role(request: Request, role: Role, index: str | None) -> Grant:
+    """Returns what grants a request a role in an index; RequestError if nothing does.
 
-    Without any key, searching is open to everyone. Administration is then open to clients on this
-    machine, if the service listens on a loopback address. Otherwise the key that `RequireKey` has
-    found must have the role.
+    Without any key, searching is open to everyone. All else is then open to clients on this
+    machine, if the service listens on a loopback address. Otherwise the caller that `RequireKey`
+    has found must have the role; with None for the index, in any index.
     """
     state = get_state(request)
     if not state.keys and (role == "search" or _is_local(request, state.settings.host)):
-        return
+        return EVERYTHING
     if role == "admin" and not state.keys.has("admin"):
         message = "this route needs a key with the role admin; none is configured"
         raise RequestError("no_admin_key", message)
-    key: ApiKey | None = request.scope["state"].get("api_key")
-    if key is None or not key.allows(role):
-        name = key.name if key else ""
+    caller: Caller | None = request.scope["state"].get("caller")
+    grant = caller.grant(index, role) if caller else None
+    if grant is None:
+        name = caller.name if caller else ""
         message = f"the key '{name}' lacks the role {role}"
         raise RequestError("forbidden", message, key=name, role=role)
+    return grant
+
+
+def index_of(request: Request) -> str:
+    """Returns the name of the index that a request is for."""
+    return get_state(request).settings.index
+
+
+def visible_to(request: Request) -> Conjunction:
+    """Returns what bounds the documents of a request: the filter of its grant."""
+    grant: Grant = request.scope["state"]["grant"]
+    return grant.filter
 
 
 class RequireRole(HTTPBearer):
-    """Dependency: the key of the request has a role; OpenAPI documents the key."""
+    """Dependency: the caller has a role in the index of the request; OpenAPI documents the key.
 
-    def __init__(self, role: Role) -> None:
+    With `anywhere`, a role in any index suffices. The grant is stored in the state of the request.
+    """
+
+    def __init__(self, role: Role, *, anywhere: bool = False) -> None:
         super().__init__(
             scheme_name="HTTPBearer",
             description="A key listed in CARE_API_KEYS or CARE_API_KEYS_FILE.",
         )
         self._role = role
+        self._anywhere = anywhere
 
     def __call__(self, request: Request) -> None:  # type: ignore[override]
         """Checks the role; raises `RequestError`."""
-        check_role(request, self._role)
+        index = None if self._anywhere else index_of(request)
+        request.scope["state"]["grant"] = check_role(request, self._role, index)
 
 
 class Anyone:

@@ -24,11 +24,12 @@ from service.access.guards import (
     client_of,
     get_state,
     problem_responses,
+    visible_to,
 )
 from service.observe.metrics import STAGES, Timings
 from service.routes.answers import are_short, batch_json, search_json, sent_in_parts, size_of_hits
 from service.routes.direct_route import routes_for
-from service.routes.documents import document_json, find
+from service.routes.documents import before, counts_within, document_json, find
 
 PAGE = Path(__file__).parent / "page"
 
@@ -80,7 +81,7 @@ async def document(
     await charge_rate(request, 1)
     index = engine.index
     with admitted(request, timeout_ms, 0) as deadline:
-        rows = await find(engine, index, id, deadline)
+        rows = await find(engine, index, id, visible_to(request), deadline)
     pieces = document_json(index, rows, id)
     return _sent(request, pieces, size_of_hits(index, len(rows)))
 
@@ -90,8 +91,13 @@ async def document(
 )
 async def index(request: Request) -> Any:
     """Describes the index version that is served."""
-    state = get_state(request)
-    return _index_response(state.engine.index, state)
+    state, within = get_state(request), visible_to(request)
+    loaded = state.engine.index
+    if not within:
+        return _index_response(loaded, state)
+    with admitted(request, None, 0) as deadline:
+        counted = await before(deadline, state.engine.run(counts_within, loaded, within))
+    return _index_response(loaded, state, **counted)
 
 
 @admin_routes.post(
@@ -144,7 +150,8 @@ async def _search(
     engine = get_state(request).engine
     await charge_rate(request, len(bodies))
     queries = [body.as_query() for body in bodies]
-    checked = await engine.checked(queries, batch=batch, client=client_of(request.scope))
+    within, client = visible_to(request), client_of(request.scope)
+    checked = await engine.checked(queries, within, batch=batch, client=client)
     included = [list(dict.fromkeys(body.include)) for body in bodies]
     index, include = checked.index, included[0]
     if not batch and (known := engine.recall(checked, include)):
@@ -187,9 +194,15 @@ def _slowest(results: Sequence[tuple[QueryResult, Timings]]) -> Timings:
     return Timings(*(max(getattr(timings, stage) for _, timings in results) for stage in STAGES))
 
 
-def _index_response(loaded: Snapshot, state: State) -> bytes:
+def _index_response(loaded: Snapshot, state: State, **counted: Any) -> bytes:
+    """Returns an `IndexResponse`; `counted` has what is other than for the whole index."""
     manifest = loaded.manifest
-    fields: dict[str, Any] = {**dict(manifest), "filters": loaded.segment.filter_values}
+    of_index = {
+        "documents": manifest.corpus.documents,
+        "filters": loaded.segment.filter_values,
+        "filter_field_count": len(loaded.segment.filters.fields),
+    }
+    fields: dict[str, Any] = {**dict(manifest), **of_index, **counted}
     # Not validated: its values are those of the loaded files.
     response = schemas.IndexResponse.model_construct(
         **fields,
@@ -197,10 +210,8 @@ def _index_response(loaded: Snapshot, state: State) -> bytes:
         pair=state.pair,
         embedding_space=manifest.encoder.embedding_space,
         dimension=manifest.encoder.dimension,
-        documents=manifest.corpus.documents,
         modes=list(loaded.modes),
         reranker=state.engine.reranker,
         answerable_thresholds=loaded.answerable_thresholds,
-        filter_field_count=len(loaded.segment.filters.fields),
     )
     return to_json(response)
