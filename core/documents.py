@@ -124,16 +124,20 @@ class DocumentReader:
         batch, at = self._locate(row)
         return batch.ids[at]
 
-    def find(self, id_: str) -> range:
+    def find(self, id_: str, within: RowArray | None = None) -> range:
         """Returns the row of the document or chunk with an id, or the rows of a split document.
 
         The range is empty if the id is unknown. All ids are compared, which takes some 10 ms of a
-        processor for a million rows; twice that if they are chunks and none has the id.
+        processor for a million rows; twice that if they are chunks and none has the id. Of rows
+        `within`, int64 [n] and ascending, only these are found; the id of another row then takes
+        the same work as one that no row has.
         """
         try:
             wanted = pa.scalar(id_)
         except UnicodeEncodeError:  # an unpaired surrogate, which no file can contain
             return range(0)
+        if within is not None:
+            return self._find_within(wanted, within)
         row: int = pc.index(self._table["id"], wanted).as_py()
         if row >= 0:
             return range(row, row + 1)
@@ -141,6 +145,17 @@ class DocumentReader:
         if first < 0:
             return range(0)
         return range(first, first + self._table["chunks"][first].as_py())
+
+    def _find_within(self, wanted: Any, within: RowArray) -> range:
+        for column in ("id", "parent") if self.chunked else ("id",):
+            # Not `pc.index`, which ends at the first row that has the id.
+            equal = pc.equal(self._table[column], wanted)
+            rows = pc.indices_nonzero(equal).to_numpy().astype(np.int64)
+            first = np.searchsorted(within, rows)
+            rows = rows[np.searchsorted(within, rows, "right") > first]
+            if len(rows):
+                return range(int(rows[0]), int(rows[-1]) + 1)
+        return range(0)
 
     def json(self, row: int) -> JsonDocument:
         batch, at = self._locate(row)

@@ -14,6 +14,7 @@ from core.conditions import COMPARISONS, canonical_number
 from core.types import Check, FilterValue, RowArray, no_check
 
 FloatNumbers = NDArray[np.float64]
+_Mask = NDArray[np.bool_]
 
 # `json.dumps` would make an encoder for each value.
 _encode = json.JSONEncoder(ensure_ascii=False).encode
@@ -47,7 +48,7 @@ class FilterTable:
 
     def labels(self, field: str, values: Sequence[FilterValue]) -> RowArray:
         """Returns the labels of those values that the field has, int64 [n], ascending."""
-        span = self._spans[field]
+        span = self._spans.get(field, range(0))
         found = []
         texts = (encode_value(value).encode(errors="surrogatepass") for value in values)
         for text in sorted(texts):
@@ -67,6 +68,8 @@ class FilterTable:
 
         The first call for a field sorts its numbers and keeps them, 16 bytes for each.
         """
+        if field not in self._spans:
+            return np.empty(0, np.int64)
         labels, numbers = self._sorted_numbers(field, check)
         start, stop = 0, len(numbers)
         # Integers beyond 2^53 that are different numbers may be equal floats.
@@ -112,13 +115,18 @@ class FilterTable:
             for start, end in zip(batch.offsets[own], batch.offsets[own + 1], strict=True):
                 yield batch.rows[start:end]
 
-    def frequent_values(self, field: str, limit: int) -> list[FilterValue]:
-        """Returns up to `limit` values of a field, the most frequent first."""
+    def frequent_values(
+        self, field: str, limit: int, within: _Mask | None = None
+    ) -> list[FilterValue]:
+        """Returns up to `limit` values of a field, the most frequent first.
+
+        With `within`, bool [rows], these are the values of the rows that it marks.
+        """
         span = self._spans[field]
         parts = self._by_batch(np.arange(span.start, span.stop))
-        counts = np.concatenate([batch.lengths(own) for batch, own in parts])
+        counts = np.concatenate([batch.count(own, within) for batch, own in parts])
         order = np.argsort(-counts, kind="stable")[:limit]
-        return [self._value(span[at]) for at in order.tolist()]
+        return [self._value(span[at]) for at in order.tolist() if counts[at]]
 
     def _first_at(self, span: range, text: bytes) -> int:
         """Returns the first label of a span whose text is not before `text`, or its end."""
@@ -194,6 +202,14 @@ class _Batch:
     def lengths(self, at: RowArray) -> RowArray:
         """Returns the number of rows of values."""
         return self.offsets[at + 1] - self.offsets[at]
+
+    def count(self, at: RowArray, within: _Mask | None) -> RowArray:
+        """Returns the number of rows of consecutive values, of all or of those that are marked."""
+        if within is None:
+            return self.lengths(at)
+        starts, end = self.offsets[at], self.offsets[at[-1] + 1]
+        marked = within[self.rows[starts[0] : end]]
+        return np.add.reduceat(marked, starts - starts[0], dtype=np.int64)
 
     def rows_of(self, at: RowArray) -> Iterator[RowArray]:
         """Yields the rows of values at ascending positions."""

@@ -29,7 +29,16 @@ from core.errors import IndexVersionError, QueryError
 from core.filter_rows import MatchingRows, Requirement
 from core.filter_table import FilterTable, encode_value
 from core.scratch import scratch
-from core.types import Check, Conjunction, Filter, FilterValue, RowArray, no_check
+from core.types import (
+    NO_CONDITIONS,
+    Check,
+    Condition,
+    Conjunction,
+    Filter,
+    FilterValue,
+    RowArray,
+    no_check,
+)
 
 FILE_NAME = "filters.arrow"
 
@@ -209,20 +218,33 @@ class FilterReader:
         if len(fields) > _LISTED:
             self._known += f" and {len(fields) - _LISTED} more"
 
-    def check(self, filter_: Filter) -> Conjunction:
+    def check(self, filter_: Filter, within: Conjunction = NO_CONDITIONS) -> Conjunction:
         """Checks a filter against the fields of the index and returns its conditions.
 
+        Args:
+            within: What bounds the documents of the caller: it is part of the conditions. If no
+                document has one of its fields, the conditions match nothing. The filter may then
+                have fields that no document has, which match nothing too: an error would say
+                which fields are those of other documents.
+
         Raises:
-            QueryError: If the filter is not valid (`core/conditions.py`), no document has one of
-                the fields, or a range is required of a field without numbers.
+            QueryError: If the filter is not valid (`core/conditions.py`) or, without `within`, no
+                document has one of the fields, or a range is required of a field without numbers.
         """
         checked = parse_filter(filter_)
+        if within:
+            lacking = [(field, Condition(accepted=())) for field in self.lacking(within)]
+            return checked & within & Conjunction.of(lacking)
         for field, condition in checked.conditions:
             self.check_field(field, filter_field(field))
             if condition.bounds and not self._by_label.has_numbers(field):
                 message = "has a range, but no document has a number in this field"
                 raise QueryError(filter_field(field), message, code="filter_not_numeric")
         return checked
+
+    def lacking(self, conditions: Conjunction) -> list[str]:
+        """Returns those fields of conditions that no document has."""
+        return [field for field, _ in conditions.conditions if field not in self.fields]
 
     def check_field(self, field: str, place: str) -> None:
         """Raises `QueryError`, which names `place`, if no document has a metadata field."""
@@ -231,7 +253,7 @@ class FilterReader:
             raise QueryError(place, message, code="unknown_filter_field")
 
     def rows(self, conditions: Conjunction, check: Check = no_check) -> RowArray:
-        """Returns the rows that meet conditions of fields that the index has, int64 [n], ascending.
+        """Returns the rows that meet conditions, int64 [n], ascending.
 
         The rows of recent conditions are kept, so that the queries of a batch share them.
         `check` is called about once per millisecond, and stops the search by an exception.
@@ -276,16 +298,26 @@ class FilterReader:
 
         Names and texts of more than 200 characters are left out.
         """
-        return {
-            field: [
-                value
-                for value in self._by_label.frequent_values(field, _LISTED)
-                if not isinstance(value, str) or len(value) <= _LISTED_CHARS
-            ]
-            for field in heapq.nsmallest(
-                _LISTED, (f for f in self.fields if len(f) <= _LISTED_CHARS)
-            )
-        }
+        listed = heapq.nsmallest(_LISTED, (f for f in self.fields if len(f) <= _LISTED_CHARS))
+        return {field: _short(self._by_label.frequent_values(field, _LISTED)) for field in listed}
+
+    def values_within(self, rows: RowArray) -> tuple[dict[str, list[FilterValue]], int]:
+        """Returns what `frequent_values` does of given rows alone, and the number of their fields.
+
+        All values of the index are counted, which takes some milliseconds for a million rows.
+        """
+        chosen = np.zeros(self._count, np.bool_)
+        chosen[rows] = True
+        found = {}
+        for field in sorted(self.fields):
+            if values := self._by_label.frequent_values(field, _LISTED, chosen):
+                found[field] = values
+        listed = islice((f for f in found if len(f) <= _LISTED_CHARS), _LISTED)
+        return {field: _short(found[field]) for field in listed}, len(found)
+
+
+def _short(values: Sequence[FilterValue]) -> list[FilterValue]:
+    return [one for one in values if not isinstance(one, str) or len(one) <= _LISTED_CHARS]
 
 
 class _RecentRows:

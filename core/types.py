@@ -69,6 +69,9 @@ class Conjunction:
         return [[field, one.as_json()] for field, one in self.conditions]
 
 
+# Conditions that every row meets.
+NO_CONDITIONS = Conjunction()
+
 # Called between the steps of a search; raises an exception to stop the search.
 Check = Callable[[], None]
 
@@ -136,7 +139,7 @@ class Query:
     evidence: bool = False
     limit_per: HitLimit | None = None
     rerank: int | None = 0
-    conditions: Conjunction = Conjunction()
+    conditions: Conjunction = NO_CONDITIONS
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from core.errors import QueryError
 from core.text import normalize_text
-from core.types import DOCUMENT, HitLimit, Query
+from core.types import DOCUMENT, NO_CONDITIONS, Conjunction, HitLimit, Query
 from search.snapshot import Snapshot
 
 
@@ -19,19 +19,24 @@ class QueryLimits:
     server: bool = False  # whether a server ranks them
 
 
-def checked_query(snapshot: Snapshot, query: Query, limits: QueryLimits) -> Query:
+def checked_query(
+    snapshot: Snapshot, query: Query, limits: QueryLimits, within: Conjunction = NO_CONDITIONS
+) -> Query:
     """Returns the query as it is searched: under the text rules, within the index's size.
+
+    `within` bounds the documents: for the query the index has no others. All that searches, shares
+    or caches the query reads it from its conditions.
 
     Raises:
         QueryError: If the text is empty or too long, `top_k` is too large, the filter is not
             valid for the index, it has no field of the name in `limit_per`, or hits cannot be
-            ranked again, or not as many.
+            ranked again, or not as many. Names of fields are not checked under `within`.
     """
     text = check_text(query.text, limits.chars)
     if query.top_k > limits.top_k:
         message = f"is {query.top_k}; the limit is {limits.top_k}"
         raise QueryError("top_k", message, code="top_k_too_large", limit=limits.top_k)
-    conditions = snapshot.segment.filters.check(query.filter)
+    conditions = snapshot.segment.filters.check(query.filter, within)
     # Queries that are searched alike are one for the caches: an index returns at most its number
     # of documents, and without chunks every document is collapsed.
     top_k = min(query.top_k, snapshot.manifest.count)
@@ -50,7 +55,7 @@ def checked_query(snapshot: Snapshot, query: Query, limits: QueryLimits) -> Quer
         filter={},
         collapse=collapse,
         mode=mode,
-        limit_per=_checked_limit(snapshot, query.limit_per, top_k),
+        limit_per=_checked_limit(snapshot, query.limit_per, top_k, bounded=bool(within)),
         rerank=_checked_rerank(snapshot, query, limits, top_k),
         conditions=conditions,
     )
@@ -73,12 +78,15 @@ def _checked_rerank(snapshot: Snapshot, query: Query, limits: QueryLimits, top_k
     return min(wanted, snapshot.manifest.count)
 
 
-def _checked_limit(snapshot: Snapshot, limit: HitLimit | None, top_k: int) -> HitLimit | None:
+def _checked_limit(
+    snapshot: Snapshot, limit: HitLimit | None, top_k: int, *, bounded: bool
+) -> HitLimit | None:
     """Returns the limit, or None if it has no effect."""
     if limit is None:
         return None
     if limit.field != DOCUMENT:
-        snapshot.segment.filters.check_field(limit.field, "limit_per.field")
+        if not bounded:
+            snapshot.segment.filters.check_field(limit.field, "limit_per.field")
     elif not snapshot.segment.documents.chunked:
         return None
     return limit if limit.hits < top_k else None

@@ -36,12 +36,12 @@ from service.pipeline.engine import Engine
 from service.pipeline.served_index import DAMAGE, Served, ServedIndex, open_store
 from service.routes.application import Application
 from service.routes.openai import openai_routes
-from service.routes.search import PAGE, admin_routes, public_routes, search_routes
+from service.routes.search import PAGE, admin_routes, list_routes, public_routes, search_routes
 from service.settings import Settings, plain
 
 _LOG = logging.getLogger("care.service")
 
-ROUTERS = (search_routes, openai_routes, admin_routes, public_routes)
+ROUTERS = (search_routes, list_routes, openai_routes, admin_routes, public_routes)
 
 if TYPE_CHECKING:
     from service.pipeline.redis_tier import RedisGuard

@@ -117,12 +117,11 @@ class Catalog:
         self.served = default
         default.on_change = self._show
         self._show(default.index)
-        self._default = IndexFolder(self._root, settings.index)
 
     @property
     def default_name(self) -> str:
-        """The name of the default index, which may be set by an alias."""
-        return index_of(self._default)
+        """The name of the default index; `CARE_INDEX` may be an alias of it."""
+        return self.served.index.manifest.name
 
     @property
     def default(self) -> Opened:

@@ -182,13 +182,15 @@ class Settings(BaseSettings):
     """Secret for the hashes of cache keys; required with CARE_REDIS_URL, and the same for all
     replicas."""
     api_keys: SecretStr | None = None
-    """API keys as comma-separated name:role:sha256; the role is search or admin. `care key` makes
-    one. With any key, every path needs one except health, the pages and their files, and /metrics
-    (see `CARE_OPEN_METRICS`). Without keys, search is open to everyone, and POST /index/reload to
-    clients on this machine if CARE_HOST is a loopback address."""
+    """API keys as comma-separated name:role:sha256; the role, in the index of `CARE_INDEX`, is
+    search, write or admin. `care key` makes one. With any key, every path needs one except health,
+    the pages and their files, and /metrics (see `CARE_OPEN_METRICS`). Without keys, search is open
+    to everyone, and POST /index/reload to clients on this machine if CARE_HOST is a loopback
+    address."""
     api_keys_file: Path | None = None
-    """File of such entries, one per line or separated by commas; `#` begins a comment. A changed
-    file takes effect within 2 s; if it is wrong, the last keys stay. Not with CARE_API_KEYS."""
+    """File of such entries, one per line or separated by commas, or of tables in TOML that have
+    grants (docs/secure.md); `#` begins a comment. A changed file takes effect within 2 s; if it is
+    wrong, the last keys stay. Not with CARE_API_KEYS."""
     open_metrics: bool = True
     """Whether GET /metrics needs no key. Set it to false if Prometheus sends one."""
     rate_limit: float = Field(0.0, ge=0)

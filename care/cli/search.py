@@ -85,7 +85,7 @@ def search(
     json_: Json = False,
 ) -> None:
     """Search an index without a server; the results are those of POST /search."""
-    accepted, limit = _filter(filter_ or []), _limit(limit_per)
+    accepted, limit = filter_of(filter_ or []), _limit(limit_per)
     from care.search import open_index
 
     with open_index(index, pair=pair, **asdict(where)) as opened:
@@ -98,7 +98,7 @@ def search(
         show(response, _lines(hits, seconds), as_json=json_)
 
 
-def _filter(arguments: Sequence[str]) -> "dict[str, Any]":
+def filter_of(arguments: Sequence[str]) -> "dict[str, Any]":
     """Returns the conditions of a filter by field."""
     accepted: dict[str, list[FilterValue]] = {}
     conditions: dict[str, dict[str, Any]] = {}

@@ -3,12 +3,14 @@
 import os
 import sys
 from dataclasses import asdict
-from typing import Annotated, Literal
+from datetime import date
+from typing import Annotated, Any, Literal
 
-from typer import Option
+from typer import BadParameter, Option
 
 from care.cli.options import Json, Served, takes_fields
 from care.cli.output import note, show
+from care.cli.search import filter_of
 
 
 @takes_fields
@@ -64,14 +66,58 @@ def serve(
 def key(
     name: Annotated[str, Option(metavar="NAME", help="Name of the key's user, for logs.")],
     role: Annotated[
-        Literal["search", "admin"], Option(help="search, or admin to reload the index too.")
+        Literal["search", "write", "admin"],
+        Option(help="search, or admin to reload the index too; each includes those before it."),
     ] = "search",
+    index: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME",
+            help="Index that the key opens, or several by * as in ward-*. May be repeated. "
+            "(default: the index of CARE_INDEX)",
+            show_default=False,
+        ),
+    ] = None,
+    filter_: Annotated[
+        list[str] | None,
+        Option(
+            "--filter",
+            metavar="FIELD=VALUE",
+            help="Documents that the key sees, as for care search; others do not exist for it. "
+            "Needs --index and the role search. May be repeated.",
+        ),
+    ] = None,
+    expires: Annotated[
+        str | None,
+        Option(metavar="DATE", help="Last day of the key, in UTC: YYYY-MM-DD. Needs --index."),
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Make an API key: a secret for the client and an entry for CARE_API_KEYS."""
+    """Make an API key: a secret for the client and an entry for CARE_API_KEYS or its file.
+
+    With --index the entry is TOML, for CARE_API_KEYS_FILE.
+    """
     from service.access.api_keys import new_key
 
-    secret, entry = new_key(name, role)
-    show({"secret": secret, "entry": entry}, [secret, entry], as_json=json_)
+    if (filter_ or expires) and not index:
+        raise BadParameter("needs --index", param_hint="--filter" if filter_ else "--expires")
+    grant: dict[str, Any] = {"role": role}
+    if filter_:
+        grant["filter"] = filter_of(filter_)
+    grants = [{"indexes": each, **grant} for each in index or ()]
+    secret, entry = new_key(name, role, grants, _day(expires))
+    show({"secret": secret, "entry": entry}, [secret, *entry.splitlines()], as_json=json_)
     if not json_:
-        note("The first line is for the client, the second for CARE_API_KEYS or its file.")
+        where = (
+            "the rest for CARE_API_KEYS_FILE"
+            if grants
+            else "the second for CARE_API_KEYS or its file"
+        )
+        note(f"The first line is for the client, {where}.")
+
+
+def _day(text: str | None) -> date | None:
+    try:
+        return date.fromisoformat(text) if text else None
+    except ValueError:
+        raise BadParameter(f"'{text}' is not YYYY-MM-DD", param_hint="--expires") from None

@@ -40,9 +40,9 @@ def check_serving(*, index_required: bool) -> Iterator[Finding]:
     try:
         settings = read_settings()
         if settings.api_keys_file:
-            KeyFile(settings.api_keys_file)
+            KeyFile(settings.api_keys_file, settings.index)
         else:
-            ApiKeys.parse(_plain(settings.api_keys))
+            ApiKeys.parse(_plain(settings.api_keys), settings.index)
     except CareError as error:
         yield Finding.of("settings", error)
         return

@@ -17,11 +17,13 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from core.loopback import is_loopback
+from core.types import Conjunction
 from service import schemas
-from service.access.api_keys import ApiKey, ApiKeys, Role
+from service.access.api_keys import ApiKeys
+from service.access.grants import EVERYTHING, Caller, Grant, Role
 from service.access.key_file import KeyFile
 from service.access.rate_limit import Buckets, RateLimiter
-from service.catalog import Catalog, Opened
+from service.catalog import Catalog, Opened, unknown_index
 from service.errors import RequestError
 from service.http.exchange import exchange_of
 from service.http.problems import MEDIA_TYPE, problem_response
@@ -56,8 +58,9 @@ class Access:
         buckets: Buckets | None = None,
     ) -> Self:
         """Reads the keys; `redis` shares rates among replicas, `buckets` among their workers."""
-        key_file = KeyFile(settings.api_keys_file) if settings.api_keys_file else None
-        keys = key_file.keys if key_file else ApiKeys.parse(plain(settings.api_keys))
+        path, index = settings.api_keys_file, settings.index
+        key_file = KeyFile(path, index) if path else None
+        keys = key_file.keys if key_file else ApiKeys.parse(plain(settings.api_keys), index)
         # Replicas of a service have the same secret and the same index.
         secret = sha256(plain(settings.cache_secret).encode()).digest()
         limiter = partial(
@@ -96,14 +99,17 @@ def get_state(request: Request) -> State:
 
 
 def index_name(request: Request) -> str:
-    """Returns the name of the index that a request is about, which may not exist for its key.
+    """Returns the name of the index that a request is about.
 
-    The path names it, or an alias; other paths are about the default index. RequestError if no such
-    index is served.
+    The path names it, or an alias; other paths are about the default index. An alias that changes
+    while the request is handled changes nothing for it. RequestError if no such index is served.
     """
-    catalog = get_state(request).catalog
-    name = request.path_params.get("index")
-    return catalog.default_name if name is None else catalog.resolve(name)
+    of_request: dict[str, Any] = request.scope["state"]
+    if "index" not in of_request:
+        catalog, name = get_state(request).catalog, request.path_params.get("index")
+        of_request["index"] = catalog.default_name if name is None else catalog.resolve(name)
+    index: str = of_request["index"]
+    return index
 
 
 async def opened_index(request: Request, timeout_ms: int | None = None) -> Opened:
@@ -137,14 +143,14 @@ class RequireKey:
             state = cast("State", scope["app"].state.service)
             if state.keys and not _is_open(scope["state"]["path"], state.settings):
                 try:
-                    scope["state"]["api_key"] = key = find_key(state, Headers(scope=scope))
+                    scope["state"]["caller"] = caller = find_caller(state, Headers(scope=scope))
                 except RequestError as error:
                     state.metrics.rejections.labels(error.rejection).inc()
                     matching = (r for r in self._routes if r.matches(scope)[0] is not Match.NONE)
                     scope["route"] = next(matching, None)
                     await problem_response(error, scope)(scope, receive, send)
                     return
-                scope["state"]["key"] = key.name
+                scope["state"]["key"] = caller.name
         await self._app(scope, receive, send)
 
 
@@ -158,49 +164,83 @@ def client_of(scope: Scope) -> str:
     return scope["client"][0] if scope.get("client") else ""
 
 
-def find_key(state: State, headers: Mapping[str, str]) -> ApiKey:
-    """Returns the key in the header Authorization; RequestError if it is missing or unknown."""
+def find_caller(state: State, headers: Mapping[str, str]) -> Caller:
+    """Returns who has the key in the header Authorization.
+
+    RequestError if the key is missing or unknown, or has expired.
+    """
     scheme, secret = get_authorization_scheme_param(headers.get("authorization"))
-    key = state.keys.find(secret) if scheme.lower() == "bearer" else None
-    if key is None:
+    caller = state.keys.find(secret) if scheme.lower() == "bearer" else None
+    if caller is None:
         message = "the API key is missing or unknown: send 'Authorization: Bearer <key>'"
         raise RequestError("unauthorized", message)
-    return key
+    return caller
 
 
-def check_role(request: Request, role: Role) -> None:
-    """Checks that a request may use the routes of a role; RequestError if it may not.
+def check_role(request: Request, role: Role, index: str | None) -> Grant:
+    """Returns what grants a request a role in an index; RequestError if nothing does.
 
-    Without any key, searching is open to everyone. Administration is then open to clients on this
-    machine, if the service listens on a loopback address. Otherwise the key that `RequireKey` has
-    found must have the role.
+    Without any key, searching is open to everyone. All else is then open to clients on this
+    machine, if the service listens on a loopback address. Otherwise the caller that `RequireKey`
+    has found must have the role; with None for the index, in any index.
     """
     state = get_state(request)
     if not state.keys and (role == "search" or _is_local(request, state.settings.host)):
-        return
+        return EVERYTHING
+    caller: Caller | None = request.scope["state"].get("caller")
+    if caller and (grant := _granted(state, caller, index, role)):
+        return grant
+    if "index" in request.path_params and not (caller and _granted(state, caller, index, "search")):
+        raise unknown_index()
     if role == "admin" and not state.keys.has("admin"):
         message = "this route needs a key with the role admin; none is configured"
         raise RequestError("no_admin_key", message)
-    key: ApiKey | None = request.scope["state"].get("api_key")
-    if key is None or not key.allows(role):
-        name = key.name if key else ""
-        message = f"the key '{name}' lacks the role {role}"
-        raise RequestError("forbidden", message, key=name, role=role)
+    name = caller.name if caller else ""
+    message = f"the key '{name}' lacks the role {role}"
+    raise RequestError("forbidden", message, key=name, role=role)
+
+
+def may(request: Request, role: Role, index: str) -> bool:
+    """Returns whether something grants a request a role in an index."""
+    try:
+        check_role(request, role, index)
+    except RequestError:
+        return False
+    return True
+
+
+def _granted(state: State, caller: Caller, index: str | None, role: Role) -> Grant | None:
+    grant = caller.grant(index, role)
+    if grant is None and index == state.catalog.default_name:
+        # CARE_INDEX may be an alias, which entries without grants name.
+        grant = caller.grant(state.settings.index, role)
+    return grant
+
+
+def visible_to(request: Request) -> Conjunction:
+    """Returns what bounds the documents of a request: the filter of its grant."""
+    grant: Grant = request.scope["state"]["grant"]
+    return grant.filter
 
 
 class RequireRole(HTTPBearer):
-    """Dependency: the key of the request has a role; OpenAPI documents the key."""
+    """Dependency: the caller has a role in the index of the request; OpenAPI documents the key.
 
-    def __init__(self, role: Role) -> None:
+    With `anywhere`, a role in any index suffices. The grant is stored in the state of the request.
+    """
+
+    def __init__(self, role: Role, *, anywhere: bool = False) -> None:
         super().__init__(
             scheme_name="HTTPBearer",
             description="A key listed in CARE_API_KEYS or CARE_API_KEYS_FILE.",
         )
         self._role = role
+        self._anywhere = anywhere
 
     def __call__(self, request: Request) -> None:  # type: ignore[override]
         """Checks the role; raises `RequestError`."""
-        check_role(request, self._role)
+        index = None if self._anywhere else index_name(request)
+        request.scope["state"]["grant"] = check_role(request, self._role, index)
 
 
 class Anyone:

@@ -18,13 +18,16 @@ _MAX_BYTES = 1 << 20
 
 
 class KeyFile:
-    """A file of keys: entries one per line or separated by commas; `#` begins a comment.
+    """A file of keys: tables of TOML, or entries one per line or separated by commas.
+
+    `#` begins a comment in both; a file with a line that begins with `[` is TOML.
 
     The content is compared, because a mounted secret changes by a link: the time and the size of
     the file may stay.
 
     Args:
         path: The file.
+        index: The index that entries without grants open.
 
     Attributes:
         keys: The keys of the last content without a fault.
@@ -34,10 +37,11 @@ class KeyFile:
             does not quote secrets or hashes.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, index: str) -> None:
         self._path = path
+        self._index = index
         self._content = self._read()
-        self.keys = _parse(self._content)
+        self.keys = _parse(self._content, index)
 
     async def follow(self, metrics: Metrics, *, quiet: bool = False) -> None:
         """Reads the file each second and replaces the keys when its content has changed.
@@ -73,7 +77,7 @@ class KeyFile:
         content = self._read()
         if content == self._content:
             return None
-        keys = _parse(content)
+        keys = _parse(content, self._index)
         self._content = content
         return keys
 
@@ -90,11 +94,14 @@ class KeyFile:
             raise CareError.at(self._path, reason, code, **fields) from None
 
 
-def _parse(content: bytes) -> ApiKeys:
-    lines = content.decode("utf-8-sig", errors="replace").splitlines()
+def _parse(content: bytes, index: str) -> ApiKeys:
+    text = content.decode("utf-8-sig", errors="replace")
+    lines = text.splitlines()
+    if any(line.lstrip().startswith("[") for line in lines):
+        return ApiKeys.parse_toml(text, "CARE_API_KEYS_FILE")
     parts = [part for line in lines for part in line.partition("#")[0].split(",")]
     entries = ",".join(part for part in parts if part.strip())
     if not entries:
         message = "CARE_API_KEYS_FILE names a file without entries: make one with `care key`"
         raise CareError(message, code="no_api_keys")
-    return ApiKeys.parse(entries, "CARE_API_KEYS_FILE")
+    return ApiKeys.parse(entries, index, "CARE_API_KEYS_FILE")

@@ -1,6 +1,7 @@
 """The engine: searches through caches and pipeline, and encodes texts."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from core.encoders import Pair, QueryEncoder
 from core.errors import QueryError
 from core.text import normalize_text
-from core.types import FloatArray, Query
+from core.types import Conjunction, FloatArray, Query
 from search.answerable import is_unanswered
 from search.hits import QueryResult
 from search.query import QueryLimits, checked_query
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from service.pipeline.rerank_server import RerankServer
 
 _T = TypeVar("_T")
+_LOG = logging.getLogger("care.service")
 
 # Time-out of the search of a readiness check, and how long its success is reused [s].
 _CHECK_TIMEOUT = 5.0
@@ -43,6 +45,8 @@ _LONG_LISTS = 2
 _STEP = 4
 # Writes to Redis in flight; more are dropped, as a cache may lose entries.
 _MAX_WRITES = 64
+# Lists of fields without documents, each of a grant and a version, that are remembered as logged.
+_MAX_LACKING = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ class Engine:
         self._checked = float("-inf")
         self._draining = False
         self._long_lists = asyncio.Semaphore(_LONG_LISTS)
+        self._lacking: set[tuple[str, tuple[str, ...]]] = set()
         self._pipeline = Pipeline(
             encoder, overflow, settings, self.limits, metrics, self._keep, reranker, usages
         )
@@ -117,18 +122,28 @@ class Engine:
         return "late_interaction" if index.late else None
 
     async def checked(
-        self, index: Snapshot, queries: Sequence[Query], *, batch: bool, client: str = ""
+        self,
+        index: Snapshot,
+        queries: Sequence[Query],
+        within: Conjunction,
+        *,
+        batch: bool,
+        client: str = "",
     ) -> CheckedQueries:
         """Checks the queries of a request for an index version.
 
-        QueryError if one is not valid for the index; with `batch` it names the position of the
-        query. Queues serve indexes, and each `client` of an index, in turn.
+        `within` bounds their documents. QueryError if one is not valid for the index; with `batch`
+        it names the position of the query. Queues serve indexes, and each `client` of an index, in
+        turn.
         """
         started = time.perf_counter()
+        self._report_lacking(index, within, client)
         valid: list[Query] = []
         keys: list[bytes] = []
         for i, query in enumerate(queries):
-            valid.append(self._checked_query(index, query, f"queries.{i}." if batch else ""))
+            valid.append(
+                self._checked_query(index, query, within, f"queries.{i}." if batch else "")
+            )
             # Caches keep rows and scores only, without explanations.
             explained = valid[i].explain
             keys.append(b"" if explained else self._keys.key(valid[i], index.identity))
@@ -322,9 +337,23 @@ class Engine:
         with_tokens = task.needs_tokens
         return Flight(text=query.text, client=client, task=task, key=key, with_tokens=with_tokens)
 
-    def _checked_query(self, index: Snapshot, query: Query, place: str) -> Query:
+    def _report_lacking(self, index: Snapshot, within: Conjunction, client: str) -> None:
+        """Logs once which fields of a grant no document has, so that it opens nothing."""
+        fields = tuple(index.segment.filters.lacking(within))
+        if not fields or (index.identity, fields) in self._lacking:
+            return
+        if len(self._lacking) >= _MAX_LACKING:
+            self._lacking.clear()
+        self._lacking.add((index.identity, fields))
+        of_index = {"index": index.manifest.name, "client": client, "filter_fields": fields}
+        message = "a grant has a filter of fields that no document has: it matches nothing"
+        _LOG.warning(message, extra={"fields": of_index})
+
+    def _checked_query(
+        self, index: Snapshot, query: Query, within: Conjunction, place: str
+    ) -> Query:
         try:
-            return checked_query(index, query, self._query_limits)
+            return checked_query(index, query, self._query_limits, within)
         except QueryError as error:
             limit = error.fields.get("limit")
             field = place + error.field

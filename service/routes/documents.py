@@ -2,30 +2,61 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any, TypeVar
 
+import numpy as np
 from pydantic_core import to_json
 
+from core.types import Conjunction, RowArray
 from search.snapshot import Snapshot
 from service.errors import RequestError
 from service.pipeline.engine import Engine
 from service.pipeline.pipeline import DEADLINE_EXCEEDED
 
+_T = TypeVar("_T")
 
-async def find(engine: Engine, index: Snapshot, id_: str, deadline: float) -> range:
+
+async def find(
+    engine: Engine, index: Snapshot, id_: str, within: Conjunction, deadline: float
+) -> range:
     """Returns the row with an id, or the rows of a document that is split; not empty.
 
-    A search thread compares the ids. RequestError if no document or chunk has the id, or the
-    deadline, a time of the event loop [s], passes.
+    A search thread compares the ids. RequestError if no document or chunk of those `within` has
+    the id, or the deadline, a time of the event loop [s], passes.
     """
-    try:
-        async with asyncio.timeout_at(deadline):
-            rows = await engine.run(index.segment.documents.find, id_)
-    except TimeoutError as error:
-        raise RequestError("deadline_exceeded", DEADLINE_EXCEEDED) from error
+
+    def found() -> range:
+        return index.segment.documents.find(id_, rows_within(index, within) if within else None)
+
+    rows = await before(deadline, engine.run(found))
     if not rows:
         message = "no document or chunk of the served index version has this id"
         raise RequestError("unknown_document", message)
     return rows
+
+
+def rows_within(index: Snapshot, within: Conjunction) -> RowArray:
+    """Returns the rows of the documents that a caller may see, int64 [n], ascending."""
+    filters = index.segment.filters
+    return filters.rows(filters.check({}, within))
+
+
+def counts_within(index: Snapshot, within: Conjunction) -> dict[str, Any]:
+    """Returns the fields of an `IndexResponse` that count what a caller may see."""
+    rows = rows_within(index, within)
+    filters, fields = index.segment.filters.values_within(rows)
+    documents = np.count_nonzero(index.segment.documents.first_chunks(rows) == rows)
+    counts = {"count": len(rows), "documents": int(documents)}
+    return {**counts, "filters": filters, "filter_field_count": fields}
+
+
+async def before(deadline: float, work: "asyncio.Future[_T]") -> _T:
+    """Returns the result of work; RequestError if the deadline passes."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await work
+    except TimeoutError as error:
+        raise RequestError("deadline_exceeded", DEADLINE_EXCEEDED) from error
 
 
 def document_json(index: Snapshot, rows: range, id_: str) -> Iterator[bytes]:

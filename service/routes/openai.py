@@ -32,7 +32,9 @@ _SHORT = 8192
 # Size of a number as JSON [bytes].
 _NUMBER_BYTES = 20
 
-openai_routes = routes_for(Depends(RequireRole("search")), prefix="/v1", tags=["OpenAI"])
+# Vectors of texts say nothing of an index.
+_role = RequireRole("search", anywhere=True)
+openai_routes = routes_for(Depends(_role), prefix="/v1", tags=["OpenAI"])
 
 
 @openai_routes.post(

@@ -24,14 +24,16 @@ from service.access.guards import (
     deadline_of,
     get_state,
     index_name,
+    may,
     opened_index,
     problem_responses,
+    visible_to,
 )
 from service.catalog import Opened
 from service.observe.metrics import STAGES, Timings
 from service.routes.answers import are_short, batch_json, search_json, sent_in_parts, size_of_hits
 from service.routes.direct_route import routes_for
-from service.routes.documents import document_json, find
+from service.routes.documents import before, counts_within, document_json, find
 
 PAGE = Path(__file__).parent / "page"
 IndexName = Annotated[str, PathParameter(description="Name or alias of an index.")]
@@ -41,6 +43,7 @@ DocumentId = Annotated[
 ]
 
 search_routes = routes_for(Depends(RequireRole("search")), tags=["search"])
+list_routes = routes_for(Depends(RequireRole("search", anywhere=True)), tags=["search"])
 admin_routes = routes_for(Depends(RequireRole("admin")), tags=["administration"])
 public_routes = routes_for(Depends(Anyone()), tags=["monitoring"])
 
@@ -119,7 +122,7 @@ async def index_document(
 )
 async def index(request: Request) -> Any:
     """Describes the version of the default index that is served."""
-    return _index_response(await opened_index(request))
+    return await _index(request)
 
 
 @search_routes.get(
@@ -129,10 +132,10 @@ async def index(request: Request) -> Any:
 )
 async def one_index(request: Request, index: IndexName, timeout_ms: Timeout = None) -> Any:
     """Describes the version of an index that is served."""
-    return _index_response(await opened_index(request, timeout_ms))
+    return await _index(request, timeout_ms)
 
 
-@search_routes.get(
+@list_routes.get(
     "/indexes", response_model=schemas.IndexesResponse, responses=problem_responses(401, 403, 503)
 )
 async def indexes(request: Request) -> Any:
@@ -143,6 +146,7 @@ async def indexes(request: Request) -> Any:
         "indexes": [
             {"name": name, "aliases": aliases, "default": name == catalog.default_name}
             for name, aliases in names.items()
+            if may(request, "search", name)
         ]
     }
 
@@ -185,12 +189,12 @@ async def ready(request: Request) -> Any:
 async def metrics(request: Request) -> Response:
     """Returns the metrics in the text format of Prometheus.
 
-    Series by index are among them if there are no keys, or for a key with the role admin.
+    Series by index are among them if there are no keys, or for a key with the role admin
+    in all indexes.
     """
     state = get_state(request)
-    key = request.scope["state"].get("api_key")
-    with_indexes = not state.keys or (key is not None and key.allows("admin"))
-    page = await state.metrics.page(with_indexes=with_indexes)
+    # A grant in "*" is one in all indexes.
+    page = await state.metrics.page(with_indexes=not state.keys or may(request, "admin", "*"))
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 
@@ -215,7 +219,8 @@ async def _search(
     engine, index = opened.engine, opened.snapshot
     engine.metrics.queried(index.manifest.name, len(bodies))
     queries = [body.as_query() for body in bodies]
-    checked = await engine.checked(index, queries, batch=batch, client=client_of(request.scope))
+    within, client = visible_to(request), client_of(request.scope)
+    checked = await engine.checked(index, queries, within, batch=batch, client=client)
     included = [list(dict.fromkeys(body.include)) for body in bodies]
     include = included[0]
     if not batch and (known := engine.recall(checked, include)):
@@ -247,8 +252,18 @@ async def _document(request: Request, id_: str, timeout_ms: int | None) -> Any:
     opened = await opened_index(request, timeout_ms)
     index = opened.snapshot
     with admitted(request, timeout_ms, 0) as deadline:
-        rows = await find(opened.engine, index, id_, deadline)
+        rows = await find(opened.engine, index, id_, visible_to(request), deadline)
     return _sent(request, document_json(index, rows, id_), size_of_hits(index, len(rows)))
+
+
+async def _index(request: Request, timeout_ms: int | None = None) -> bytes:
+    opened, within = await opened_index(request, timeout_ms), visible_to(request)
+    if not within:
+        return _index_response(opened)
+    with admitted(request, timeout_ms, 0) as deadline:
+        counting = opened.engine.run(counts_within, opened.snapshot, within)
+        counted = await before(deadline, counting)
+    return _index_response(opened, **counted)
 
 
 async def _reload(request: Request, timeout_ms: int | None = None) -> bytes:
@@ -273,10 +288,16 @@ def _slowest(results: Sequence[tuple[QueryResult, Timings]]) -> Timings:
     return Timings(*(max(getattr(timings, stage) for _, timings in results) for stage in STAGES))
 
 
-def _index_response(opened: Opened) -> bytes:
+def _index_response(opened: Opened, **counted: Any) -> bytes:
+    """Returns an `IndexResponse`; `counted` has what is other than for the whole index."""
     loaded, engine = opened.snapshot, opened.engine
     manifest = loaded.manifest
-    fields: dict[str, Any] = {**dict(manifest), "filters": loaded.segment.filter_values}
+    of_index = {
+        "documents": manifest.corpus.documents,
+        "filters": loaded.segment.filter_values,
+        "filter_field_count": len(loaded.segment.filters.fields),
+    }
+    fields: dict[str, Any] = {**dict(manifest), **of_index, **counted}
     # Not validated: its values are those of the loaded files.
     response = schemas.IndexResponse.model_construct(
         **fields,
@@ -284,10 +305,8 @@ def _index_response(opened: Opened) -> bytes:
         pair=engine.pair.name,
         embedding_space=manifest.encoder.embedding_space,
         dimension=manifest.encoder.dimension,
-        documents=manifest.corpus.documents,
         modes=list(loaded.modes),
         reranker=engine.reranker(loaded),
         answerable_thresholds=loaded.answerable_thresholds,
-        filter_field_count=len(loaded.segment.filters.fields),
     )
     return to_json(response)

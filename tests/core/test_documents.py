@@ -172,3 +172,16 @@ def test_batches_of_another_size_are_an_error(tmp_path: Path) -> None:
             writer.write_batch(source.get_batch(0))
     with raises(IndexVersionError, "unreadable_documents", path=path):
         DocumentReader(path)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_of_some_rows_only_these_are_found(tmp_path: Path, chunked: bool) -> None:
+    documents = CHUNKS if chunked else [Document(f"d{i}", "文") for i in range(5000)]
+    reader = DocumentReader(write(tmp_path / "d.arrow", documents, chunked=chunked))
+    ids = {each.id for each in documents} | {each.parent for each in documents if each.parent}
+    for visible in ([], [3], [0, 1, 2], list(range(len(documents)))):
+        rows = np.array(visible, np.int64)
+        for id_ in {*sorted(ids)[:20], "d4999", "c", "none", "\ud800"}:
+            whole = reader.find(id_)
+            seen = whole if set(whole) <= set(visible) else range(0)
+            assert reader.find(id_, rows) == seen

@@ -8,12 +8,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core import filter_rows, filter_table, filters
-from core.conditions import COMPARISONS
+from core.conditions import COMPARISONS, parse_filter
 from core.errors import IndexVersionError, QueryError
 from core.filters import FilterReader, FilterWriter, Selection, filter_values
 from core.types import Filter, RowArray
@@ -334,3 +335,46 @@ def test_values_are_stored_as_unescaped_json(tmp_path: Path) -> None:
 )
 def test_metadata_has_the_values_that_filters_know(value: object, expected: set[str]) -> None:
     assert filter_values(value) == expected
+
+
+@given(st.lists(METADATA, min_size=1, max_size=20), FILTERS, FILTERS.filter(bool))
+def test_conditions_within_others_match_what_both_match(
+    metadata: list[dict[str, Any]], filter_: Filter, within: Filter
+) -> None:
+    with TemporaryDirectory() as folder:
+        reader = open_reader(Path(folder) / "f.arrow", metadata)
+        bounds = parse_filter(within)
+        expected = set(naive_rows(metadata, filter_)) & set(naive_rows(metadata, within))
+        if reader.lacking(bounds):
+            expected = set()
+        rows = reader.rows(reader.check(filter_, bounds))
+        assert set(rows.tolist()) == expected
+
+
+@given(st.lists(METADATA, min_size=1, max_size=20), st.data())
+def test_the_values_of_rows_are_those_of_an_index_of_these_rows(
+    metadata: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    rows = sorted(data.draw(st.sets(st.integers(0, len(metadata) - 1))))
+    with TemporaryDirectory() as folder:
+        reader = open_reader(Path(folder) / "f.arrow", metadata)
+        alone = open_reader(Path(folder) / "alone.arrow", [metadata[row] for row in rows])
+        found, fields = reader.values_within(np.array(rows, np.int64))
+        assert found == alone.frequent_values()
+        assert fields == len(alone.fields)
+
+
+def test_within_others_a_field_of_no_document_is_no_error(tmp_path: Path) -> None:
+    reader = open_reader(tmp_path / "f.arrow", [{"a": 1, "b": "x"}, {"a": 2}])
+    within = parse_filter({"a": [1, 2]})
+    for filter_ in ({"none": 1}, {"none": {"gt": 0}}, {"b": {"gt": 0}}):
+        assert reader.rows(reader.check(filter_, within)).tolist() == []
+    assert reader.rows(reader.check({"none": {"not": [1]}}, within)).tolist() == [0, 1]
+    with raises(QueryError, "invalid_filter", field="filter.a"):
+        reader.check({"a": None}, within)  # type: ignore[dict-item]
+
+
+def test_bounds_of_a_field_that_no_document_has_match_nothing(tmp_path: Path) -> None:
+    reader = open_reader(tmp_path / "f.arrow", [{"a": 1}, {"a": 2}])
+    for within in ({"none": {"not": [1]}}, {"a": [1, 2], "none": {"not": [1]}}):
+        assert reader.rows(reader.check({}, parse_filter(within))).tolist() == []

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from pydantic import SecretStr
 
 from core.aliases import read_aliases, remove_alias, set_alias
 from core.errors import IndexVersionError
@@ -303,22 +302,23 @@ def test_queries_of_one_index_are_limited_whoever_asks(
 
 
 def test_queries_are_counted_by_index_for_those_who_may_see_all(
-    serve: Serve, two: dict[str, IndexManifest]
+    serve: Serve, two: dict[str, IndexManifest], tmp_path: Path
 ) -> None:
     client = serve()
     ids(client, "/search")
     client.post("/indexes/other/search/batch", json={"queries": [{"query": QUERY}] * 2})
     assert sample(client, "care_index_queries_total", index="other") == 2
     assert sample(client, "care_index_queries_total", index="test") == 1
-    secret, entry = new_key("app", "search")
-    admin, of_admin = new_key("operator", "admin")
-    keys = SecretStr(f"{entry},{of_admin}")
-    for is_open, sent, seen in [(True, None, 0), (False, secret, 0), (False, admin, 1)]:
-        client = serve(api_keys=keys, open_metrics=is_open)
-        client.headers["Authorization"] = f"Bearer {admin}"
+    grants = [("app", "*", "search"), ("one", "other", "admin"), ("operator", "*", "admin")]
+    secrets, entries = zip(
+        *(new_key(n, "search", [{"indexes": i, "role": r}]) for n, i, r in grants), strict=True
+    )
+    (tmp_path / "keys.toml").write_text("\n".join(entries), encoding="utf-8")
+    for is_open, sent, seen in [(True, "", 0), *zip([False] * 3, secrets, (0, 0, 1), strict=True)]:
+        client = serve(api_keys_file=tmp_path / "keys.toml", open_metrics=is_open)
+        client.headers["Authorization"] = f"Bearer {secrets[0]}"
         ids(client, "/indexes/other/search")
-        headers = {"Authorization": f"Bearer {sent}"} if sent else {}
-        page = client.get("/metrics", headers=headers).text
+        page = client.get("/metrics", headers={"Authorization": f"Bearer {sent}"}).text
         assert page.count('care_index_queries_total{index="other"}') == seen
 
 
@@ -330,3 +330,63 @@ def test_metrics_name_a_bounded_number_of_indexes() -> None:
     lines = [line for line in page.splitlines() if line.startswith("care_index_queries_total{")]
     assert len(lines) == 101
     assert 'care_index_queries_total{index="(others)"} 50.0' in lines
+
+
+@pytest.fixture
+def clinic(
+    serve: Serve, two: dict[str, IndexManifest], build_version: Builder, tmp_path: Path
+) -> TestClient:
+    """Four indexes, and a key that opens a part of one and all of another."""
+    for name in ("third", "secret"):
+        build_version(make_records(10), name=name)
+    grants = [
+        {"indexes": "other", "role": "search", "filter": {"department": "儿科"}},
+        {"indexes": "th*", "role": "admin"},
+    ]
+    secret, entry = new_key("clinic", "search", grants)
+    (tmp_path / "keys.toml").write_text(entry, encoding="utf-8")
+    client = serve(api_keys_file=tmp_path / "keys.toml")
+    client.headers["Authorization"] = f"Bearer {secret}"
+    return client
+
+
+def test_a_key_opens_the_indexes_of_its_grants_and_no_other(clinic: TestClient) -> None:
+    listed = clinic.get("/indexes").json()["indexes"]
+    assert [one["name"] for one in listed] == ["other", "third"]
+    assert len(ids(clinic, "/indexes/third/search")) == 10
+    assert clinic.post("/indexes/third/reload").status_code == 200
+    answer = clinic.post("/indexes/other/search", json={"query": QUERY, "top_k": 100}).json()
+    assert {hit["metadata"]["department"] for hit in answer["hits"]} == {"儿科"}
+    assert clinic.get("/indexes/other").json()["count"] == len(answer["hits"]) < 20
+    assert clinic.post("/indexes/other/reload").status_code == 403
+    assert status(clinic, "/search") == (403, "forbidden")
+
+
+@pytest.mark.parametrize(
+    ("method", "rest"),
+    [
+        *(("POST", "/search"), ("POST", "/search/batch"), ("POST", "/reload")),
+        *(("GET", ""), ("GET", "/documents/d0001")),
+    ],
+)
+def test_an_index_of_others_looks_as_one_that_does_not_exist(
+    clinic: TestClient, method: str, rest: str
+) -> None:
+    body = {"query": QUERY} if rest == "/search" else {"queries": [{"query": QUERY}]}
+    problems = []
+    for name in ("secret", "test", "missing"):
+        content = body if method == "POST" else None
+        answer = clinic.request(method, f"/indexes/{name}{rest}", json=content)
+        problems.append((answer.status_code, answer.json() | {"request_id": ""}))
+        assert name not in answer.text
+    assert problems[0] == problems[1] == problems[2]
+    assert problems[0][0] == 404
+
+
+def test_an_alias_opens_what_the_key_may_see_of_its_index(
+    clinic: TestClient, settings: Any
+) -> None:
+    set_alias(settings.indexes, "live", "secret")
+    assert status(clinic, "/indexes/live/search") == (404, "unknown_index")
+    set_alias(settings.indexes, "live", "third")
+    assert len(ids(clinic, "/indexes/live/search")) == 10

@@ -14,7 +14,8 @@ from pydantic import SecretStr
 from core.errors import CareError
 from core.manifest import IndexManifest
 from service.access import key_file
-from service.access.api_keys import ApiKey, new_key
+from service.access.api_keys import new_key
+from service.access.grants import Caller, Grant
 from service.access.key_file import KeyFile
 from service.observe.logs import JsonFormatter
 from service.settings import Settings, warn_of_settings
@@ -67,13 +68,39 @@ def test_entries_are_on_lines_or_between_commas_and_comments_are_skipped(
     path: Path, text: str
 ) -> None:
     path.write_bytes(text.encode())
-    keys = KeyFile(path).keys
+    keys = KeyFile(path, "test").keys
     assert len(keys) == 2
-    assert keys.find("asks") == ApiKey("app", "search")
-    assert keys.find("secret") == ApiKey("ops", "admin")
+    assert keys.find("asks") == Caller("app", (Grant("test", "search"),))
+    assert keys.find("secret") == Caller("ops", (Grant("test", "admin"),))
 
 
 FIFO = "FIFO"
+_OPS, _APP = ADMIN_KEY.split(":"), SEARCH_KEY.split(":")
+TOML = f"""
+# of the portal
+[[key]]
+name = "ops"
+sha256 = "{_OPS[2]}"
+grant = [{{ indexes = "test", role = "admin" }}]
+
+[[key]]
+name = "app"
+sha256 = "{_APP[2]}"
+expires = 2999-01-01
+[[key.grant]]
+indexes = "*"
+role = "search"
+"""
+
+
+def test_a_file_with_tables_is_toml(serve: Serve, manifest: IndexManifest, path: Path) -> None:
+    client = serve(api_keys_file=path)
+    replace(path, TOML)
+    until(lambda: status(client, "secret") == 200)
+    assert status(client, "asks") == 200
+    assert sample(client, RELOADS, result="success") == 1
+
+
 FAULTS: list[tuple[bytes | str | None, str, dict[str, Any]]] = [
     (None, "key_file_unreadable", {}),
     (FIFO, "key_file_unreadable", {}),
@@ -83,6 +110,8 @@ FAULTS: list[tuple[bytes | str | None, str, dict[str, Any]]] = [
     (f"{SEARCH_KEY}\n{SEARCH_KEY}".encode(), "duplicate_key_name", {"name": "app"}),
     (b"\xff\xfe\x00", "invalid_key_entry", {"entry": 1}),
     (b"#" * (1 << 20) + b"#", "key_file_too_large", {"limit": 1 << 20}),
+    (b"[[key]]\nname = care_aaaa\n", "invalid_key_file", {"line": 2}),
+    (TOML.replace("search", "care_aaaa").encode(), "invalid_grant", {"entry": 2, "grant": 1}),
 ]
 
 
@@ -104,7 +133,7 @@ def test_a_wrong_file_is_an_error_at_the_start(
 ) -> None:
     put(path, content)
     with raises(CareError, code, **fields) as caught:
-        KeyFile(path)
+        KeyFile(path, "test")
     assert "aaaa" not in str(caught.value)
 
 

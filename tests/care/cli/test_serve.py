@@ -1,3 +1,4 @@
+import json
 import logging
 import os
 import signal
@@ -6,13 +7,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from prometheus_client import values
 
 from care.cli.main import main
-from service.access.api_keys import ApiKey, ApiKeys
+from core.conditions import parse_filter
+from service.access.api_keys import ApiKeys
+from service.access.grants import Caller, Grant
 from tests.errors import error_code
 
 
@@ -152,7 +156,44 @@ def test_a_name_that_leaves_the_folder_is_refused(
 def test_a_key_is_made_with_its_entry(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["key", "--name", "ops", "--role", "admin"]) == 0
     secret, entry = capsys.readouterr().out.splitlines()
-    key = ApiKeys.parse(entry).find(secret)
-    assert key == ApiKey("ops", "admin")
+    key = ApiKeys.parse(entry, "test").find(secret)
+    assert key == Caller("ops", (Grant("test", "admin"),))
     assert main(["key", "--name", "care_ops"]) == 1
     assert error_code(capsys.readouterr().err) == "invalid_key_name"
+
+
+def test_a_key_for_indexes_is_made_with_an_entry_of_toml(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    filter_ = ["--filter", "department=内科", "--filter", "year>=2020"]
+    where = ["--index", "ward-*", "--index", "lab", "--expires", "2999-12-31"]
+    assert main(["key", "--name", "app", *where, *filter_]) == 0
+    secret, *entry = capsys.readouterr().out.splitlines()
+    key = ApiKeys.parse_toml("\n".join(entry)).find(secret)
+    assert key is not None
+    bounds = parse_filter({"department": "内科", "year": {"gte": 2020}})
+    assert key.grants == tuple(Grant(each, "search", bounds) for each in ("ward-*", "lab"))
+    assert key.expires == datetime(3000, 1, 1, tzinfo=UTC)
+    assert main(["key", "--name", "app", "--index", "lab", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert ApiKeys.parse_toml(made["entry"]).find(made["secret"])
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--filter", "a=b"], None),
+        (["--expires", "2999-12-31"], None),
+        (["--index", "lab", "--expires", "tomorrow"], None),
+        (["--index", "lab", "--filter", "a"], None),
+        (["--index", "../lab"], "invalid_grant"),
+        (["--index", "lab", "--role", "admin", "--filter", "a=b"], "invalid_grant"),
+    ],
+)
+def test_a_wrong_grant_makes_no_key(
+    capsys: pytest.CaptureFixture[str], options: list[str], code: str | None
+) -> None:
+    assert main(["key", "--name", "app", *options]) == (1 if code else 2)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert not code or error_code(err) == code
