@@ -176,4 +176,4 @@ def test_a_grant_with_a_field_that_no_document_has_opens_nothing_and_is_logged_o
     fields = [
         record.__dict__["fields"] for record in caplog.records if record.levelname == "WARNING"
     ]
-    assert fields == [{"client": "key lacking", "filter_fields": ("none",)}]
+    assert fields == [{"index": "test", "client": "key lacking", "filter_fields": ("none",)}]
