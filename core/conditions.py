@@ -35,6 +35,8 @@ def parse_filter(filter_: Filter) -> Conjunction:
     """
     if not isinstance(filter_, Mapping) or not all(isinstance(field, str) for field in filter_):
         raise QueryError("filter", "is not an object of conditions by field", code="invalid_filter")
+    if not filter_:
+        return Conjunction()
     if len(filter_) > MAX_FIELDS:
         raise _too_large("filter", f"names {len(filter_)} fields", MAX_FIELDS)
     return Conjunction.of((field, _condition(field, filter_[field])) for field in filter_)

@@ -7,30 +7,32 @@ Writes `open_loop.json` and `open_loop.png`. If the service needs an API key, se
 """
 
 import argparse
-import asyncio
 import json
 import math
 import os
 import random
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-import uvloop
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from core.cli import run
 from core.errors import CareError
 from core.files import sha256_file
+from core.loopback import open_local
 from core.provenance import environment
 from core.records import write_json
 from core.terminal import shown
-from loadtest.measurement import Client, Measurement, measure
+from loadtest.measurement import Measurement, Target, measure
 from loadtest.traffic import Mix, Traffic, departments_of, read_texts
 
 _LIMITS = {
@@ -56,8 +58,8 @@ def rate_grid(lowest: float, highest: float, step: float) -> list[float]:
     return [round(lowest * step**i, 1) for i in range(count)]
 
 
-async def find_max(
-    measure: Callable[[float], Awaitable[Measurement]],
+def find_max(
+    measure: Callable[[float], Measurement],
     rates: Sequence[float],
     bound_ms: float,
     max_error_rate: float,
@@ -77,7 +79,7 @@ async def find_max(
     while failed - passed > 1:
         failures: list[Measurement] = []
         while len(failures) < attempts:
-            measurement = await measure(rates[current])
+            measurement = measure(rates[current])
             if measurement.within(bound_ms, max_error_rate):
                 passed = current
                 break
@@ -129,10 +131,10 @@ def plot_latency(
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status, 1 if the lowest rate was not sustained."""
-    return run(lambda: uvloop.run(_measure(_parser().parse_args(arguments))))
+    return run(lambda: _measure(_parser().parse_args(arguments)))
 
 
-async def _measure(options: argparse.Namespace) -> None:
+def _measure(options: argparse.Namespace) -> None:
     seed = random.randrange(2**32) if options.seed is None else options.seed
     mix = Mix.of(options)
     key = os.environ.get("CARE_LOAD_KEY")
@@ -140,32 +142,32 @@ async def _measure(options: argparse.Namespace) -> None:
     started = datetime.now(UTC)
     measurements: list[Measurement] = []
     capacity = None
-    async with Client(options.url, headers, options.connections, options.timeout) as client:
-        index = await _index(client, options.url)
-        traffic = Traffic(read_texts(options.queries), seed, mix, departments_of(index))
+    target = Target(options.url, headers)
+    index = _index(options.url, headers, options.timeout)
+    traffic = Traffic(read_texts(options.queries), seed, mix, departments_of(index))
 
-        async def send(rate: float, seconds: float, pause: float = 0) -> Measurement:
-            requests = [traffic.draw() for _ in range(max(1, round(rate * seconds)))]
-            due = [
-                client.message("POST", path, json.dumps(body, ensure_ascii=False).encode())
-                for _, path, body in requests
-            ]
-            await asyncio.sleep(pause)
-            return await measure(client.send, due, rate)
+    def send(rate: float, seconds: float, pause: float = 0) -> Measurement:
+        requests = [traffic.draw() for _ in range(max(1, round(rate * seconds)))]
+        due = [
+            target.message("POST", path, json.dumps(body, ensure_ascii=False).encode())
+            for _, path, body in requests
+        ]
+        time.sleep(pause)
+        return measure(target, due, rate, options.connections, options.timeout)
 
-        async def at(rate: float) -> Measurement:
-            measurements.append(await send(rate, options.seconds, options.pause))
-            print(_line(measurements[-1]), flush=True)
-            return measurements[-1]
+    def at(rate: float) -> Measurement:
+        measurements.append(send(rate, options.seconds, options.pause))
+        print(_line(measurements[-1]), flush=True)
+        return measurements[-1]
 
-        if options.warm_up > 0:
-            await send(options.lowest if options.find_max else options.rates[0], options.warm_up)
-        for rate in options.rates or []:
-            await at(rate)
-        if options.find_max:
-            rates = rate_grid(options.lowest, options.highest, options.step)
-            limits = options.bound_ms, options.max_error_rate, options.attempts
-            capacity = await find_max(at, rates, *limits)
+    if options.warm_up > 0:
+        send(options.lowest if options.find_max else options.rates[0], options.warm_up)
+    for rate in options.rates or []:
+        at(rate)
+    if options.find_max:
+        rates = rate_grid(options.lowest, options.highest, options.step)
+        limits = options.bound_ms, options.max_error_rate, options.attempts
+        capacity = find_max(at, rates, *limits)
     result = {
         "started": started.isoformat(timespec="seconds"),
         "url": options.url,
@@ -195,18 +197,20 @@ async def _measure(options: argparse.Namespace) -> None:
         print(f"{capacity.rate:g} requests/s with p99 within {options.bound_ms:g} ms: {limit}")
 
 
-async def _index(client: Client, url: str) -> dict[str, Any]:
+def _index(url: str, headers: Mapping[str, str], timeout: float) -> dict[str, Any]:
+    request = urllib.request.Request(f"{url.rstrip('/')}/index", headers=dict(headers))
     try:
-        status, body = await client.send(client.message("GET", "/index"))
-    except OSError as error:
-        message = f"{url} does not respond: {str(error) or 'time-out'}; check that the service runs"
-        raise CareError(message, code="no_answer", url=url) from error
-    if status != 200:
-        message = f"GET {url}/index returned status {status}"
-        if status in (401, 403):
+        with open_local(request, timeout) as response:
+            index: dict[str, Any] = json.load(response)
+    except urllib.error.HTTPError as error:
+        message = f"GET {url}/index returned status {error.code}"
+        if error.code in (401, 403):
             message += "; set CARE_LOAD_KEY to an API key of the service"
-        raise CareError(message, code="unexpected_status", url=url, status=status)
-    index: dict[str, Any] = json.loads(body)
+        raise CareError(message, code="unexpected_status", url=url, status=error.code) from error
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        message = f"{url} does not respond: {reason}; check that the service runs"
+        raise CareError(message, code="no_answer", url=url) from error
     return index
 
 

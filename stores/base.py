@@ -1,6 +1,7 @@
 """Interface of all vector stores: build, open, search, read, activate, drop."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -109,11 +110,18 @@ class Vectors(Protocol):
         ...
 
 
-def check_vectors(vectors: Vectors, manifest: IndexManifest, source: Path | str) -> None:
+def check_vectors(
+    vectors: Vectors,
+    manifest: IndexManifest,
+    source: Path | str,
+    search: Callable[[FloatArray, int], ScoredRows] | None = None,
+) -> None:
     """Raises IndexVersionError if count, dimension or canaries of vectors differ from a manifest.
 
-    `source` is the file or collection, for the message.
+    `source` is the file or collection, for the message. `search` finds the nearest rows, by default
+    that of the vectors, which also looks for all that are tied.
     """
+    search = search or vectors.search
     found = vectors.count, vectors.dimension
     expected = manifest.count, manifest.encoder.dimension
     if found != expected:
@@ -131,7 +139,7 @@ def check_vectors(vectors: Vectors, manifest: IndexManifest, source: Path | str)
             path=source,
         )
     depth = min(_CANARY_DEPTH, vectors.count)
-    best = np.array([vectors.search(canary, depth)[0][0] for canary in canaries])
+    best = np.array([search(canary, depth)[0][0] for canary in canaries])
     if float((best >= _MIN_CANARY_SCORE).mean()) < MIN_INDEX_RECALL:
         message = (
             f"the vectors of {source} do not include the canaries of version {manifest.version}, "

@@ -69,8 +69,8 @@ def bare_loop(options: ServiceOptions) -> dict[str, Any]:
 
         def measure_round() -> dict[str, Any]:
             alone = run_in_new_process(loop, options, *best, options.seconds)
-            # As the service's session.
-            single = run_in_new_process(loop, options, 1, 1, cpus, options.seconds)
+            # As the service encodes one query: `CARE_ENCODE_THREADS` is 1.
+            single = run_in_new_process(loop, options, 1, 1, 1, options.seconds)
             drive(server.url, requests, options.connections, WARM_UP_SECONDS)
             load = drive(server.url, requests, options.connections, options.seconds)
             one = drive(server.url, requests, 1, options.seconds)

@@ -7,15 +7,13 @@ from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
-import uvloop
-
 from core.errors import CareError
 from core.machine import available_cpus
 from loadtest.bench.options import ServiceOptions
 from loadtest.bench.processes import Server, bench_service, sampled
 from loadtest.bench.results import Scenario, figure, medians, repeat
 from loadtest.bench.wrk import WARM_UP_SECONDS, bodies, drive
-from loadtest.measurement import Client, Measurement, measure
+from loadtest.measurement import Measurement, Target, measure
 from loadtest.traffic import Traffic, read_texts
 
 # Overload: multiple of the capacity, number of distinct questions, connections (more than the
@@ -148,7 +146,7 @@ def _overload_rounds(
     load = drive(server.url, requests, options.connections, WARM_UP_SECONDS)
     # The first overload allocates memory that later ones reuse.
     _send(server.url, requests, _OVERLOAD_FACTOR * load["qps"], options.seconds)
-    with sampled(server.rss, every=0.1) as samples:
+    with sampled(server.rss, every=1.0) as samples:
         rounds = repeat(options.rounds, partial(_overload_round, server, requests, options))
     return rounds, {"before": samples[0], "after": samples[-1], "max": max(samples)}
 
@@ -178,13 +176,10 @@ def _overload_round(server: Server, requests: list[str], options: ServiceOptions
 
 
 def _send(url: str, requests: list[str], rate: float, seconds: int) -> Measurement:
-    async def send() -> Measurement:
-        async with Client(url, limit=_CONNECTIONS, timeout=_TIMEOUT) as client:
-            sent = islice(cycle(requests), round(rate * seconds))
-            messages = [client.message("POST", "/search", body.encode()) for body in sent]
-            return await measure(client.send, messages, rate)
-
-    return uvloop.run(send())
+    target = Target(url)
+    sent = islice(cycle(requests), round(rate * seconds))
+    messages = [target.message("POST", "/search", body.encode()) for body in sent]
+    return measure(target, messages, rate, _CONNECTIONS, _TIMEOUT)
 
 
 def _result(rounds: list[dict[str, Any]], *figures: dict[str, Any]) -> dict[str, Any]:

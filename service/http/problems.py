@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
@@ -20,6 +21,9 @@ _MAX_BYTES = 4096
 # Fields and messages are cut to these many characters.
 _MAX_FIELD = 96
 _MAX_MESSAGE = 256
+
+# Takes the place of the id of a request.
+_ID = "request-id"
 
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -51,6 +55,11 @@ def problem_response(error: Exception, scope: Scope) -> Response:
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         wait = error.fields.get("retry_after", 1) if isinstance(error, CareError) else 1
         headers["Retry-After"] = str(max(1, math.ceil(wait)))
+    openai = f"{scope['state']['path']}/".startswith("/v1/")
+    if not errors and not openai:
+        before, after = _around_id(status, code, detail)
+        content = before + scope["state"]["request_id"].encode() + after
+        return Response(content, status, headers, MEDIA_TYPE)
     problem = Problem(
         title=HTTPStatus(status).phrase,
         status=status,
@@ -59,7 +68,7 @@ def problem_response(error: Exception, scope: Scope) -> Response:
         request_id=scope["state"]["request_id"],
         errors=[_cut(each) for each in errors[:_MAX_ERRORS]],
     )
-    if f"{scope['state']['path']}/".startswith("/v1/"):
+    if openai:
         kind = "server_error" if status >= 500 else "invalid_request_error"
         kind = _OPENAI_TYPES.get(status, kind)
         first = problem.errors[0] if errors else None
@@ -69,6 +78,23 @@ def problem_response(error: Exception, scope: Scope) -> Response:
     while len(content := problem.model_dump_json().encode()) > _MAX_BYTES and problem.errors:
         problem.errors.pop()
     return Response(content, status, headers, MEDIA_TYPE)
+
+
+@lru_cache(maxsize=64)
+def _around_id(status: int, code: str, detail: str) -> tuple[bytes, bytes]:
+    """Returns the content of an error without fields, before and after the id of the request.
+
+    Under overload most answers are the same error.
+    """
+    problem = Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        code=code,
+        detail=detail[: _MAX_FIELD + _MAX_MESSAGE],
+        request_id=_ID,
+    )
+    before, _, after = problem.model_dump_json().rpartition(_ID)
+    return before.encode(), after.encode()
 
 
 def _cut(error: FieldError) -> FieldError:

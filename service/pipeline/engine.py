@@ -26,7 +26,7 @@ from service.limits import ANYONE, Client, Limits, Usages
 from service.observe.metrics import Metrics, Timings
 from service.pipeline.cache import MemoryCache, QueryKeys
 from service.pipeline.flights import Flight
-from service.pipeline.pipeline import DEADLINE_EXCEEDED, Pipeline, spawn
+from service.pipeline.pipeline import DEADLINE_EXCEEDED, QUEUE_FULL, Pipeline, spawn
 from service.settings import Settings, plain
 
 if TYPE_CHECKING:
@@ -173,6 +173,20 @@ class Engine:
     def remember(self, checked: CheckedQueries, include: Sequence[str], hits: bytes) -> None:
         """Stores the hits of the only query as JSON, beside its rows in the memory cache."""
         self._memory.put_json(checked.keys[0], include, hits)
+
+    def check_room(self, checked: CheckedQueries) -> None:
+        """Raises RequestError if the queue has no room for the only query, and no cache knows it.
+
+        `search` would too, after more work: under overload most requests are refused, and share the
+        event loop with those that are served.
+        """
+        (query,), (key,) = checked.queries, checked.keys
+        if self._redis or self._pipeline.has_room(query.text, key, checked.client):
+            return
+        if self._memory.get(key) is None:
+            self.metrics.looked_up("memory", 0, bool(key))
+            self.metrics.looked_up("in_flight", 0, bool(key))
+            raise RequestError("overloaded", QUEUE_FULL)
 
     async def search(
         self, checked: CheckedQueries, deadline: float

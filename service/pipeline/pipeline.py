@@ -12,7 +12,7 @@ from core.encoders import QueryEncoder
 from core.types import FloatArray
 from search.task import SearchTask, search_together
 from service.errors import RequestError
-from service.limits import Limits, Shares, Usages
+from service.limits import Client, Limits, Shares, Usages
 from service.observe.metrics import Metrics
 from service.pipeline.batcher import Batcher
 from service.pipeline.fairness import FairExecutor
@@ -39,6 +39,7 @@ _LOWEST_PRIORITY = 19
 # The share of the queue that is used while the encoder for a full queue has work.
 _SHORT_QUEUE = 4
 
+QUEUE_FULL = "the queue is full: retry later"
 DEADLINE_EXCEEDED = "the deadline of the request passed before the response was ready"
 
 # Looks up results by the keys of flights; None for keys without a result.
@@ -144,6 +145,13 @@ class Pipeline:
             raise RequestError("deadline_exceeded", DEADLINE_EXCEEDED)
         return flights
 
+    def has_room(self, text: str, key: bytes, client: Client) -> bool:
+        """Returns whether `complete` admits one text, or has a flight with its key."""
+        tokens = self._cost(text)
+        if self._overflow or key in self._open or not self._is_full(tokens, self._limit):
+            return True
+        return self._tokens.allow(client, tokens)
+
     def split(self, texts: Sequence[str], most: int) -> list[list[str]]:
         """Splits texts into parts of at most `most` texts and a quarter of the queue's tokens.
 
@@ -215,7 +223,7 @@ class Pipeline:
             return
         full = not urgent and self._is_full(sum(tokens), self._limit)
         if full and not self._tokens.allow(flights[0].client, sum(tokens)):
-            raise RequestError("overloaded", "the queue is full: retry later")
+            raise RequestError("overloaded", QUEUE_FULL)
         for flight, admitted in zip(flights, tokens, strict=True):
             flight.admitted = admitted
             self._tokens.take(flight.client, admitted)

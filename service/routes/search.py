@@ -228,6 +228,8 @@ async def _search(
         request.scope["state"]["timings"] = timings
         how: dict[str, Any] = {"cached": True, "answerable": answerable}
         return b"".join(search_json([hits], index, timings, checked.queries[0], **how))
+    if not batch:
+        engine.check_room(checked)
     # A hit's evidence is at most as long as its text.
     size = size_of_hits(index, sum(q.top_k * (1 + q.evidence) for q in checked.queries))
     with admitted(request, timeout_ms, size) as deadline:

@@ -150,6 +150,10 @@ class FaissVectors:
         """
         return self._search(query, k, selection.rows(check) if selection else None, check)
 
+    def nearest(self, query: FloatArray, k: int) -> ScoredRows:
+        """Finds the k nearest vectors of all; of those with the score of the last, any."""
+        return self._nearest(query, k, None, no_check)
+
     def _search(
         self,
         query: FloatArray,

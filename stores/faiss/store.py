@@ -75,7 +75,8 @@ class FaissStore(VectorStore):
         try:
             if self._device != "cpu":
                 self._copy_to_gpu(vectors, moved)
-            check_vectors(vectors, manifest, path)  # also loads pages that the first searches need
+            # Also loads pages that the first searches need. Texts that are repeated are tied.
+            check_vectors(vectors, manifest, path, vectors.nearest)
         except Exception:
             vectors.leave_gpu()
             for each in moved:

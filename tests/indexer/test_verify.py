@@ -12,6 +12,7 @@ from core.files import sha256_file
 from core.types import FloatArray
 from core.versions import read_manifest
 from indexer.publication import verify_version
+from stores.faiss.search import FaissVectors
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
 from tests.errors import raises
@@ -136,6 +137,14 @@ def test_vectors_of_another_index_with_valid_checksums_are_an_error(
     adopt(published, foreign(60, space="other-9"), "vectors.faiss")
     with raises(IndexVersionError, "foreign_vectors", path=published / "vectors.faiss"):
         verify_version(published)
+
+
+def test_a_version_is_opened_without_a_search_for_tied_rows(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each canary whose text is repeated takes a search of all vectors."""
+    monkeypatch.setattr(FaissVectors, "search", None)
+    verify_version(published)
 
 
 @pytest.mark.parametrize(

@@ -1,68 +1,62 @@
-"""The HTTP client, and measurement at a fixed rate."""
+"""Measurement at a fixed rate, over HTTP."""
 
-import asyncio
+import json
 import socket
+import threading
 import time
+from typing import Any
 
 import pytest
 
-from loadtest.measurement import Client, Measurement, measure
+from loadtest.measurement import Measurement, Target, measure
 from tests.loadtest.known_service import KnownService, served
 
 pytestmark = pytest.mark.e2e
 
 
-def _send(url: str, count: int) -> list[tuple[int, bytes]]:
-    async def run() -> list[tuple[int, bytes]]:
-        async with Client(url) as client:
-            message = client.message("POST", "/search", b'{"query": "a"}')
-            return [await client.send(message) for _ in range(count)]
-
-    return asyncio.run(run())
+def _measure(
+    url: str, rate: float, count: int, limit: int = 100, timeout: float = 10, size: int = 0
+) -> Measurement:
+    target = Target(url)
+    message = target.message("POST", "/search", json.dumps({"query": "a" * size}).encode())
+    return measure(target, [message] * count, rate, limit, timeout)
 
 
 def test_a_connection_is_reused() -> None:
     service = KnownService()
     with served(service) as url:
-        assert _send(url, 5) == [(200, b"{}")] * 5
+        assert _measure(url, rate=20, count=5, limit=1).statuses == {"200": 5}
     assert len(set(service.clients)) == 1
 
 
 def test_a_connection_closed_by_the_server_is_not_reused() -> None:
     service = KnownService(close=True)
     with served(service) as url:
-        assert _send(url, 3) == [(200, b"{}")] * 3
+        assert _measure(url, rate=20, count=3, limit=1).statuses == {"200": 3}
     assert len(set(service.clients)) == 3
 
 
 def test_no_more_connections_than_the_limit() -> None:
     service = KnownService()
-
-    async def run(url: str) -> None:
-        async with Client(url, limit=2) as client:
-            message = client.message("POST", "/search", b"{}")
-            await asyncio.gather(*(client.send(message) for _ in range(20)))
-
     with served(service) as url:
-        asyncio.run(run(url))
+        assert _measure(url, rate=10_000, count=20, limit=2).statuses == {"200": 20}
     assert len(service.arrivals) == 20
     assert len(set(service.clients)) == 2
+
+
+def test_a_request_that_a_socket_does_not_take_at_once_is_sent_whole() -> None:
+    service = KnownService()
+    with served(service) as url:
+        assert _measure(url, rate=100, count=2, size=20_000_000).statuses == {"200": 2}
+    assert [len(body["query"]) for body in service.bodies] == [20_000_000] * 2
 
 
 def test_a_connection_is_not_reused_after_a_time_out() -> None:
     """Otherwise its late response would be read as the response to the next request."""
     service = KnownService(stall_at=0, stall_seconds=0.3)
-
-    async def run(url: str) -> int:
-        async with Client(url, timeout=0.2) as client:
-            message = client.message("POST", "/search", b"{}")
-            with pytest.raises(TimeoutError):
-                await client.send(message)
-            await asyncio.sleep(0.2)
-            return (await client.send(message))[0]
-
     with served(service) as url:
-        assert asyncio.run(run(url)) == 200
+        measurement = _measure(url, rate=2.5, count=2, limit=1, timeout=0.2)
+    assert measurement.statuses == {"200": 1, "timeout": 1}
     assert len(set(service.clients)) == 2
 
 
@@ -70,35 +64,23 @@ def test_a_connection_is_not_reused_after_a_time_out() -> None:
     "response", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}"]
 )
 def test_a_truncated_response_or_one_without_length_is_an_error(response: bytes) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(response)
-        writer.close()
+    def answer(listener: socket.socket) -> None:
+        connection = listener.accept()[0]
+        with connection:
+            connection.recv(1000)
+            connection.sendall(response)
 
-    async def run() -> None:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        async with server, Client(f"http://127.0.0.1:{port}") as client:
-            with pytest.raises(ConnectionError):
-                await client.send(client.message("GET", "/index"))
-
-    asyncio.run(run())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=answer, args=[listener])
+        server.start()
+        port = listener.getsockname()[1]
+        assert _measure(f"http://127.0.0.1:{port}", rate=1, count=1).statuses == {"connection": 1}
+        server.join()
 
 
 def test_addresses_must_be_http() -> None:
     with pytest.raises(ValueError):
-        Client("https://localhost")
-
-
-def _measure(
-    url: str, rate: float, count: int, limit: int = 100, timeout: float = 10
-) -> Measurement:
-    async def run() -> Measurement:
-        async with Client(url, limit=limit, timeout=timeout) as client:
-            message = client.message("POST", "/search", b'{"query": "a"}')
-            return await measure(client.send, [message] * count, rate)
-
-    return asyncio.run(run())
+        Target("https://localhost")
 
 
 def test_each_request_is_sent_and_counted_once() -> None:
@@ -132,18 +114,8 @@ def test_rejected_requests_are_counted_separately() -> None:
     assert measurement.statuses == {"200": 3, "429": 17}
     assert measurement.error_rate == pytest.approx(17 / 20)
     assert measurement.goodput == pytest.approx(3 / measurement.seconds)
-
-
-def test_latencies_are_those_of_successful_requests() -> None:
-    async def refuse_quickly(message: bytes) -> tuple[int, bytes]:
-        if message == b"refused":
-            return 429, b""
-        await asyncio.sleep(0.1)
-        return 200, b""
-
-    measurement = asyncio.run(measure(refuse_quickly, [b"refused", b"answered"] * 10, 500))
-    assert measurement.statuses == {"200": 10, "429": 10}
-    assert measurement.latency_ms["p50"] >= 99
+    # Latencies are those of successful requests: the last one of 20 arrives after 95 ms.
+    assert measurement.latency_ms["p50"] > 80
 
 
 def test_each_status_is_counted_separately() -> None:
@@ -168,11 +140,15 @@ def test_refused_connections_are_errors() -> None:
 
 
 def test_a_driver_that_falls_behind_is_marked() -> None:
-    async def slow_driver(_: bytes) -> tuple[int, bytes]:
-        time.sleep(0.02)  # noqa: ASYNC251 - the driver itself is what is slow
-        return 200, b""
+    class Slow(list[bytes]):
+        def __getitem__(self, at: Any) -> Any:
+            time.sleep(0.02)
+            return super().__getitem__(at)
 
-    measurement = asyncio.run(measure(slow_driver, [b""] * 30, 1000))
+    with served(KnownService()) as url:
+        target = Target(url)
+        messages = Slow([target.message("POST", "/search", b"{}")] * 30)
+        measurement = measure(target, messages, 1000)
     assert measurement.statuses == {"200": 30}
     assert measurement.late > 20
     assert measurement.latency_ms["p50"] > measurement.lag_ms["p50"] > 100

@@ -1,6 +1,5 @@
 """The highest rate that is sustained, and the command `python -m loadtest.open_loop`."""
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -27,7 +26,7 @@ class Service:
         self.hiccup = hiccup
         self.rates: list[float] = []
 
-    async def measure(self, rate: float) -> Measurement:
+    def measure(self, rate: float) -> Measurement:
         slow = rate > self.capacity or len(self.rates) == self.hiccup
         self.rates.append(rate)
         lag = 50.0 if rate > self.driver else 0.5
@@ -35,7 +34,7 @@ class Service:
         return Measurement(rate, 1, 100, {"200": 100}, latency, {"p99": lag}, 0, 0.1)
 
     def find(self, attempts: int = 2) -> Capacity:
-        return asyncio.run(find_max(self.measure, RATES, 100, 0.001, attempts))
+        return find_max(self.measure, RATES, 100, 0.001, attempts)
 
 
 def test_the_rate_grid_is_geometric_and_includes_both_ends() -> None:
@@ -74,12 +73,12 @@ def test_one_failed_measurement_is_not_the_limit() -> None:
 
 
 def test_rejected_requests_are_not_capacity() -> None:
-    async def refuse(rate: float) -> Measurement:
+    def refuse(rate: float) -> Measurement:
         statuses = {"200": 90, "429": 10} if rate > 50 else {"200": 100}
         quick = {"p50": 1.0, "p90": 1.0, "p99": 1.0, "max": 1.0}
         return Measurement(rate, 1, 100, statuses, quick, {"p99": 0.5}, 0, 0.1)
 
-    found = asyncio.run(find_max(refuse, RATES, 100, 0.001))
+    found = find_max(refuse, RATES, 100, 0.001)
     assert found == Capacity(max(rate for rate in RATES if rate <= 50), "service")
 
 

@@ -12,8 +12,9 @@ from httpx2 import Response
 from core.encoders import Encoding
 from core.manifest import IndexManifest
 from service.observe.logs import JsonFormatter
+from service.pipeline.engine import Engine
 from tests.encoders import BigramEncoder
-from tests.service.conftest import BLOCKED, BlockingEncoder, Serve
+from tests.service.conftest import BLOCKED, BlockingEncoder, Serve, sample
 
 SECRET = "绝密病历"
 JSON = {"Content-Type": "application/json"}
@@ -238,6 +239,43 @@ def test_a_full_queue_returns_429_with_retry_after(serve: Serve, manifest: Index
         assert client.get("/health/live").status_code == 200
         encoder.release.set()
         assert first.result().status_code == 200
+
+
+def test_a_full_queue_refuses_nothing_that_is_cached_or_in_flight(
+    serve: Serve, manifest: IndexManifest
+) -> None:
+    encoder = BlockingEncoder()
+    client = serve(encoder, queue_tokens=1)
+    cached = {"query": "高血压"}
+    assert client.post("/search", json=cached).json()["cached"] is False
+    other_fields: dict[str, Any] = cached | {
+        "include": []
+    }  # of the same rows, not of the same JSON
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(client.post, "/search", json={"query": BLOCKED}) for _ in range(2)]
+        assert encoder.entered.wait(30)
+        assert client.post("/search", json=cached).json()["cached"] is True
+        assert client.post("/search", json=other_fields).json()["cached"] is True
+        problem(client.post("/search", json=cached | {"top_k": 1}), 429, "overloaded")
+        encoder.release.set()
+        assert [each.result().status_code for each in both] == [200, 200]
+
+
+def test_a_search_that_is_refused_starts_no_work(
+    serve: Serve, manifest: IndexManifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = BlockingEncoder()
+    client = serve(encoder, queue_tokens=1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.post, "/search", json={"query": BLOCKED})
+        assert encoder.entered.wait(30)
+        with monkeypatch.context() as patched:
+            patched.setattr(Engine, "search", None)
+            for number in range(3):
+                problem(client.post("/search", json={"query": SECRET * number + "?"}), 429)
+        encoder.release.set()
+        assert first.result().status_code == 200
+    assert sample(client, "care_rejections_total", reason="queue") == 3
     assert client.post("/search", json={"query": SECRET}).status_code == 200
 
 

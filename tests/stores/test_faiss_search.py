@@ -377,3 +377,15 @@ def test_a_graph_that_finds_too_few_vectors_is_searched_exactly(tmp_path: Path) 
     for query, (_, rows) in zip(vectors, index.search_together(vectors, 5) or [], strict=True):
         assert rows.tolist() == index.search(query, 5)[1].tolist()
         assert len(set(rows.tolist())) == 5
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF2,Flat"])
+def test_the_nearest_rows_do_not_include_all_that_are_tied(
+    tmp_path: Path, small_vectors: FloatArray, factory: str
+) -> None:
+    equal = np.repeat(small_vectors[:1], 300, axis=0)
+    index = FaissVectors(save(tmp_path, equal, factory), {"nprobe": 2} if "IVF" in factory else {})
+    assert len(index.search(equal[0], 100)[0]) == 300
+    scores, rows = index.nearest(equal[0], 100)
+    assert len(set(rows.tolist())) == 100
+    assert scores.tolist() == pytest.approx([1.0] * 100, abs=EQUAL)
