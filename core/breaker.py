@@ -1,13 +1,21 @@
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from functools import partial
 from threading import Lock
 
 from core.errors import CareError
 
 _LOG = logging.getLogger("care")
+# Least time between two lines about single failures [s].
+_LINE_EVERY = 60.0
+
+
+def _type(error: Exception) -> str:
+    return type(error).__name__
 
 
 class UnavailableError(CareError):
@@ -39,10 +47,11 @@ class Breaker:
     Threads may share it. A call that began before it last opened or closed changes nothing when it
     ends.
 
-    The log has one line when the breaker opens, and one when it closes again.
+    The log has one line with the reason when the breaker opens, and one when it closes again. Of
+    failures that do not open it the log has one line a minute at most.
 
     Args:
-        server: What the calls ask, for the log; the log of the breaker stays empty without it.
+        server: What the calls ask, for the log; nothing is logged without it.
         failures: Consecutive failures that open the breaker.
         retry_after: Time until an open breaker admits one call, the probe [s].
         clock: Monotonic time [s].
@@ -63,12 +72,16 @@ class Breaker:
         self.state = BreakerState.CLOSED
         self._failed = 0
         self._retry_at = 0.0
+        self._line_at = -math.inf
         # The number of the current permits: those of earlier ones are stale.
         self._permit = 1
 
     @contextmanager
     def call(
-        self, *failures: type[Exception], answers: tuple[type[Exception], ...] = ()
+        self,
+        *failures: type[Exception],
+        answers: tuple[type[Exception], ...] = (),
+        reason: Callable[[Exception], str] = _type,
     ) -> Iterator[None]:
         """Makes a call in the block, which may await.
 
@@ -79,6 +92,7 @@ class Breaker:
             failures: Exceptions of a failed call. Too many in a row, or one of the probe, open the
                 breaker.
             answers: Those among them with which a working server responds; they close it.
+            reason: What the log says of a failure: no query, address or secret.
 
         Raises:
             UnavailableError: If the breaker is open.
@@ -94,8 +108,8 @@ class Breaker:
         except answers:
             end = self._succeed
             raise
-        except failures:
-            end = self._fail
+        except failures as error:
+            end = partial(self._fail, reason(error))
             raise
         finally:
             with self._lock:
@@ -115,14 +129,18 @@ class Breaker:
             self._change(BreakerState.CLOSED)
             self._log(logging.INFO, "circuit breaker of %s closed: calls succeed again")
 
-    def _fail(self) -> None:
+    def _fail(self, reason: str) -> None:
         self._failed += 1
         was = self.state
         if was is BreakerState.HALF_OPEN or self._failed >= self._failures:
             self._change(BreakerState.OPEN)
             self._retry_at = self._clock() + self._retry_after
             if was is BreakerState.CLOSED:
-                self._log(logging.WARNING, "circuit breaker of %s open: calls fail at once")
+                message = "circuit breaker of %s open: calls fail at once"
+                self._log(logging.WARNING, message, reason=reason)
+        elif self._clock() >= self._line_at + _LINE_EVERY:
+            self._line_at = self._clock()
+            self._log(logging.WARNING, "a call of %s failed", reason=reason)
 
     def _abandon(self) -> None:
         if self.state is BreakerState.HALF_OPEN:
@@ -132,6 +150,6 @@ class Breaker:
         self.state = state
         self._permit += 1
 
-    def _log(self, level: int, message: str) -> None:
+    def _log(self, level: int, message: str, **fields: str) -> None:
         if self._server:
-            _LOG.log(level, message, self._server)
+            _LOG.log(level, message, self._server, extra={"fields": fields})

@@ -1,12 +1,13 @@
 #!/bin/sh
-# Installs the programs that tests/deploy runs: Prometheus with promtool, Caddy, nginx. If this user cannot
-# install packages, says how to.
+# Installs the programs that tests/deploy runs: Prometheus with promtool, Caddy, nginx, systemd-analyze. If this user
+# cannot install packages, says how to.
 set -eu
 
 missing=""
 command -v promtool >/dev/null && command -v prometheus >/dev/null || missing="$missing prometheus"
 command -v caddy >/dev/null || missing="$missing caddy"
 command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] || missing="$missing nginx-light"
+command -v systemd-analyze >/dev/null || missing="$missing systemd"
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

@@ -3,7 +3,6 @@
 Requires the extra `rerank`.
 """
 
-import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,12 +11,10 @@ import httpx2
 import numpy as np
 from pydantic import BaseModel
 
-from core.breaker import Breaker, BreakerState, UnavailableError
+from core.breaker import Breaker, UnavailableError
 from core.errors import CareError
 from core.types import FloatArray
 from models.servers import BadResponseError, authorization, http_client, post, route_url
-
-_LOG = logging.getLogger("care.service")
 
 # Most bytes of a response besides the documents, which some servers return.
 _OTHER_BYTES = 1 << 20
@@ -84,13 +81,10 @@ class RerankServer:
                 for each text, or the breaker is open.
         """
         try:
-            with self._breaker.call(*_FAILURES):
+            with self._breaker.call(*_FAILURES, reason=_reason):
                 return _read(await self._request(query, texts), len(texts))
         except _FAILURES as error:
-            reason = str(error) if isinstance(error, BadResponseError) else type(error).__name__
-            if self._breaker.state is BreakerState.CLOSED:
-                _LOG.warning("reranking failed", extra={"fields": {"reason": reason}})
-            raise UnavailableError(reason) from None
+            raise UnavailableError(_reason(error)) from None
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -103,6 +97,10 @@ class RerankServer:
         if response.status_code != 200:
             raise BadResponseError(f"status {response.status_code}")
         return response.content
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, BadResponseError) else type(error).__name__
 
 
 class _Result(BaseModel):

@@ -1,6 +1,5 @@
 """Search in a Milvus collection, with and without a filter, and reading of its vectors."""
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
@@ -9,7 +8,7 @@ import grpc
 import numpy as np
 from pymilvus import MilvusClient, MilvusException
 
-from core.breaker import Breaker, BreakerState, UnavailableError
+from core.breaker import Breaker, UnavailableError
 from core.errors import IndexVersionError
 from core.filter_rows import Requirement
 from core.filters import Selection
@@ -31,8 +30,6 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 MILVUS_ERRORS = (MilvusException, grpc.RpcError)
-
-_LOG = logging.getLogger("care.stores")
 
 # Time until the breaker allows a probe after failures [s].
 _RETRY_AFTER = 1.0
@@ -241,19 +238,16 @@ class Guard:
         Raises:
             UnavailableError: If the breaker is open, or the request fails.
         """
-        was_closed = self._breaker.state is BreakerState.CLOSED
         try:
-            with self._breaker.call(*MILVUS_ERRORS):
+            with self._breaker.call(*MILVUS_ERRORS, reason=error_name):
                 yield
         except MILVUS_ERRORS as error:
-            if was_closed:
-                _LOG.warning("Milvus failed", extra={"fields": {"code": error_name(error)}})
             raise UnavailableError from error
 
 
-def error_name(error: MilvusException | grpc.RpcError) -> str:
-    """Returns the code of an error; its message can contain an address."""
-    code = error.code if isinstance(error, MilvusException) else error.code()
+def error_name(error: Exception) -> str:
+    """Returns the code of an error of Milvus; its message can contain an address."""
+    code = error.code() if isinstance(error, grpc.RpcError) else getattr(error, "code", error)
     return str(getattr(code, "name", code))
 
 

@@ -178,7 +178,35 @@ def test_the_log_has_a_line_when_it_opens_and_one_when_it_closes(
     clock.now += 5
     for end in (abandon, succeed, succeed):
         end(breaker)
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    failed = {"reason": "FailureError"}
+    assert [(record.levelname, record.__dict__["fields"]) for record in caplog.records] == [
+        ("WARNING", failed),  # the first failure
+        ("WARNING", failed),
+        ("INFO", {}),
+    ]
+
+
+def test_failures_that_do_not_open_it_leave_a_line_a_minute(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    breaker = Breaker("a server", failures=3, retry_after=5.0, clock=clock)
+    for _ in range(240):
+        with suppress(FailureError), breaker.call(FailureError, reason=lambda _: "status 400"):
+            raise FailureError
+        succeed(breaker)
+        clock.now += 0.5
+    assert [record.__dict__["fields"] for record in caplog.records] == [
+        {"reason": "status 400"}
+    ] * 2
+    assert breaker.state is BreakerState.CLOSED
+
+
+def test_a_breaker_without_a_name_logs_nothing(
+    breaker: Breaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    fail(breaker, 3)
+    assert caplog.records == []
 
 
 def test_after_an_abandoned_probe_the_next_call_is_the_probe(

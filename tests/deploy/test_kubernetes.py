@@ -362,7 +362,7 @@ def test_the_ingress_and_the_service_have_the_same_path(kustomize: Kustomize) ->
     (path,) = rule["http"]["paths"]
     root = behind_ingress["ConfigMap", "care-settings"]["data"]["CARE_ROOT_PATH"]
     pattern = re.compile(path["path"])
-    for public in ("", "search", "v1/embeddings", "documents/metrics", "health/live", "index"):
+    for public in ("", "search", "v1/embeddings", "documents/metrics", "health-care", "index"):
         found = pattern.fullmatch(f"{root}/{public}")
         assert found and found[1] == public
     assert not any(pattern.fullmatch(f"{root}{private}") for private in PRIVATE)

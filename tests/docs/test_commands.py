@@ -49,21 +49,28 @@ class Session:
             name: value for name, value in os.environ.items() if not name.startswith("CARE_")
         } | {
             "CARE_PORT": str(self.port),
-            "PATH": f"{folder}/.venv/bin:{os.environ['PATH']}",
+            "PATH": f"{folder}/.venv/bin:{os.environ['PATH']}:/usr/sbin",
             "PYTHONPATH": str(ROOT),
             "ADMIN_KEY": "",
         }
         self._replace = SHORTER | {
             "127.0.0.1:8000": f"127.0.0.1:{self.port}",
+            "8443": str(free_port()),
+            "/opt/care": f"{folder}/opt/care",
             "http://127.0.0.1:8001/v1": judge,
         }
         self._server: subprocess.Popen[bytes] | None = None
+        proxy = folder / "deploy" / "nginx.conf"
+        proxy.write_text(self._here(proxy.read_text("utf-8")), "utf-8")
+
+    def _here(self, text: str) -> str:
+        for shown, used in self._replace.items():
+            text = text.replace(shown, used)
+        return text
 
     def run(self, block: Block, capsys: pytest.CaptureFixture[str]) -> None:
         """Writes or runs a block; what it prints must hold what its mark says."""
-        text = block.text
-        for shown, used in self._replace.items():
-            text = text.replace(shown, used)
+        text = self._here(block.text)
         if block.mark == "file":
             (self.folder / block.value).write_text(text, "utf-8")
         elif not block.runs:
@@ -174,6 +181,8 @@ def check(words: list[str], place: str) -> None:
     """Parses a `care` command, or those that a `make` command would run."""
     if words[0] == "torchrun":
         words = words[words.index("-m") + 1 :]
+    if words[0] == "runuser":
+        words = ["care", *words[words.index("--") + 2 :]]
     if words[0] == "care":
         parse(words[1:], place)
     elif words[0] == "make":
@@ -209,6 +218,11 @@ def make_checkout(folder: Path, queries: int) -> None:
         ignored = shutil.ignore_patterns("results", "__pycache__")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     shrink_sample(folder / "data" / "sample", queries)
+    releases = folder / "opt" / "care"
+    releases.mkdir(parents=True)
+    for release in ("0.1.0", "0.2.0"):
+        (releases / release).symlink_to(folder / ".venv")
+    (releases / "current").symlink_to("0.1.0")
     for name in ENVIRONMENTS:
         programs = {
             "python": f'exec {sys.executable} "$@"',

@@ -1,6 +1,9 @@
 """Keys of a running service are replaced by replacing their file."""
 
+import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -33,3 +36,49 @@ def test_a_key_is_replaced_without_a_restart(indexes: Path, tmp_path: Path) -> N
             time.sleep(0.05)
         assert status(old) == 401
         assert service.process.poll() is None
+
+
+def test_no_request_fails_while_a_key_is_rotated(indexes: Path, tmp_path: Path) -> None:
+    """The steps of docs/operate/keys.md, beside a client that sends requests all the time."""
+    (old, old_entry), (new, new_entry) = (new_key(name, "search") for name in ("one", "two"))
+    path = tmp_path / "keys"
+
+    def write(*entries: str) -> None:
+        (tmp_path / "new").write_text("".join(f"{entry}\n" for entry in entries))
+        (tmp_path / "new").replace(path)
+
+    write(old_entry)
+    secret, statuses, over = [old], Counter[int](), threading.Event()
+    with running_service(indexes, "sample", API_KEYS_FILE=str(path), WORKERS="2") as service:
+
+        def status(secret: str) -> int:
+            headers = {"Authorization": f"Bearer {secret}"}
+            return httpx2.get(f"{service.url}/index", headers=headers, timeout=30).status_code
+
+        def ask() -> None:
+            while not over.is_set():
+                statuses[status(secret[0])] += 1
+
+        def wait_for(secret: str, wanted: int, in_a_row: int = 40) -> None:
+            """Each connection may have another worker, so one answer does not suffice."""
+            end, seen = time.monotonic() + 60, 0
+            while seen < in_a_row:
+                assert time.monotonic() < end
+                seen = seen + 1 if status(secret) == wanted else 0
+
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(ask)
+            try:
+                write(old_entry, new_entry)
+                wait_for(new, 200)
+                secret[0] = new
+                sent = sum(statuses.values())
+                while sum(statuses.values()) < sent + 2:  # the last request with the old key ended
+                    time.sleep(0.01)
+                write(new_entry)
+                wait_for(old, 401)
+            finally:
+                over.set()
+            asking.result()
+        assert statuses.keys() == {200}
+        assert status(new) == 200
