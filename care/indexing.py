@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
+
 from care.options import IndexOptions, vector_stores
 from core.choices import Backend, Dtype
 from core.encoders import Encoder, Pair, TokenVectorSpec
@@ -21,6 +23,7 @@ from indexer.build import BuildOptions, EncodedCorpus, build, encode, up_to_date
 from indexer.chunking import Chunker
 from indexer.estimate import CorpusSample, EncodingRate, Estimate, measure_rate
 from indexer.publication import IndexWriter
+from indexer.readers.fields import FieldNames
 from indexer.update import (
     Changes,
     active_manifest,
@@ -43,8 +46,9 @@ from models.encoders.factory import (
 from models.pairs import load_pair
 from stores.term_list import GIVEN, read_terms
 
-# A path, a folder or a glob; or documents with the fields of a JSONL corpus.
-Corpus = str | Path | Iterable[Mapping[str, Any]]
+# A path, a folder or a glob; or documents with the fields of a JSONL corpus, texts alone, or a data
+# frame, which exports its columns (`__arrow_c_stream__`).
+Corpus = str | Path | Iterable[Mapping[str, Any] | str]
 
 # Texts of one call of a server's encoder: enough to fill all connections.
 _SERVER_TEXTS = 1024
@@ -111,8 +115,9 @@ def build_index(
 
     Args:
         name: Name of the index.
-        corpus: Path of a JSONL or Parquet file, a folder or a glob; or an iterable of documents:
-            mappings with `_id`, `text` and optionally `title` and `metadata`.
+        corpus: Path of a file, a folder or a glob; or an iterable of documents: mappings with
+            `_id`, `text` and optionally `title` and `metadata`, or texts, whose ids are their
+            numbers from 1; or a data frame of pandas, Polars or Arrow.
         options: Options of the build; None for the defaults.
         reuse: Whether to return the active version if a build would only repeat it.
         progress: Whether to show progress bars on standard error.
@@ -221,7 +226,7 @@ def estimate_build(
 
     Args:
         name: Name of the index.
-        corpus: A JSONL or Parquet file, a folder or a glob.
+        corpus: A file, a folder or a glob.
         options: How it would be built.
         tokens_per_second: Encoding rate of a GPU, or None to measure that of this machine.
 
@@ -350,10 +355,17 @@ def _build_options(
         fusion=_fusion(pair, options, base),
         corpus=corpus,
         name=name,
+        fields=_field_names(options),
         progress=progress,
         chunking=chunking,
         stores=vector_stores(options.milvus_uri),
     )
+
+
+def _field_names(options: IndexOptions) -> FieldNames:
+    metadata = options.metadata_fields
+    names = None if metadata is None else tuple(filter(None, map(str.strip, metadata.split(","))))
+    return FieldNames(options.id_field, options.title_field, options.text_field, names)
 
 
 def _fusion(
@@ -429,12 +441,20 @@ def _executor(
 
 @contextmanager
 def _corpus_path(corpus: Corpus, builds: Path) -> Iterator[str]:
-    """Yields the path of a corpus; documents in memory are written to a temporary JSONL file."""
+    """Yields the path of a corpus; documents in memory are written to a temporary file."""
     if isinstance(corpus, str | Path):
         yield str(corpus)
         return
     builds.mkdir(parents=True, exist_ok=True)
     with temporary_folder(builds) as folder:
+        if hasattr(corpus, "__arrow_c_stream__"):
+            path = folder / "documents.arrow"
+            rows = pa.RecordBatchReader.from_stream(corpus)
+            with pa.ipc.new_stream(path, rows.schema) as writer:
+                for batch in rows:
+                    writer.write_batch(batch)
+            yield str(path)
+            return
         path = folder / "documents.jsonl"
         with path.open("w", encoding="utf-8") as file:
             for number, document in enumerate(corpus, start=1):
@@ -443,10 +463,12 @@ def _corpus_path(corpus: Corpus, builds: Path) -> Iterator[str]:
         yield str(path)
 
 
-def _document_line(document: Mapping[str, Any], number: int) -> str:
+def _document_line(document: Mapping[str, Any] | str, number: int) -> str:
+    if isinstance(document, str):
+        document = {"_id": str(number), "text": document}
     if not isinstance(document, Mapping):
         given = f"document {number} is of type {type(document).__name__}"
-        message = f"{given}: give a mapping with _id and text"
+        message = f"{given}: give a text, or a mapping with _id and text"
         raise CorpusError(message, code="bad_document", number=number)
     try:
         return json.dumps(dict(document))

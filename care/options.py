@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 _Value = TypeVar("_Value")
 # Options by panel of the help.
-_index, _encoder, _ray, _server = (
+_index, _fields, _encoder, _ray, _server = (
     partial(Option, rich_help_panel=panel)
-    for panel in ("Index", "Encoder", "Ray", "Embedding server")
+    for panel in ("Index", "Fields of tables", "Encoder", "Ray", "Embedding server")
 )
 
 
@@ -159,6 +159,25 @@ class IndexOptions:
             help="JSONL of held-out queries with text, to measure recall (default: first sentences "
             "of documents).",
         ),
+    ] = None
+    id_field: Annotated[
+        str | None,
+        _fields(
+            metavar="NAME", help="Field of the id (default: by its name, else from file and row)."
+        ),
+    ] = None
+    title_field: Annotated[
+        str | None, _fields(metavar="NAME", help="Field of the title (default: by its name).")
+    ] = None
+    text_field: Annotated[
+        str | None,
+        _fields(
+            metavar="NAME", help="Field of the text (default: by its name, else the longest one)."
+        ),
+    ] = None
+    metadata_fields: Annotated[
+        str | None,
+        _fields(metavar="NAMES", help="Fields of the metadata, with commas (default: all others)."),
     ] = None
     max_reject_rate: Annotated[
         float, _index(help="Largest share of records that may be rejected.", callback=fraction)

@@ -40,7 +40,13 @@ from core.terms import TermList
 from core.text import normalize_text
 from core.versions import read_manifest, with_version
 from indexer.chunking import Chunker
-from indexer.corpus import corpus_checksum, corpus_files, warn_about_unread
+from indexer.corpus import (
+    Reading,
+    corpus_checksum,
+    corpus_files,
+    corpus_root,
+    warn_about_unread,
+)
 from indexer.encoding import (
     EncodingSummary,
     Executor,
@@ -50,6 +56,7 @@ from indexer.encoding import (
 )
 from indexer.failures import failed_documents, max_failed
 from indexer.publication import BUILD_WAIT, IndexWriter, verify_version
+from indexer.readers.fields import FieldNames
 from indexer.samples import check_space, first_sentences, read_queries, sample_canaries
 from indexer.staging import (
     StagedCorpus,
@@ -77,8 +84,9 @@ _BUILD_FORMAT = 3
 class BuildOptions:
     """Options of a build: those of `care index`, with the values that they stand for."""
 
-    corpus: str  # a JSONL (also .jsonl.gz) or Parquet file, a folder, or a glob
+    corpus: str  # a file, a folder, or a glob
     name: str
+    fields: FieldNames = FieldNames()  # noqa: RUF009  # of files that have other fields
     indexes: Path = DEFAULT_INDEXES
     builds: Path = DEFAULT_BUILDS
     factory: str | None = None
@@ -110,6 +118,10 @@ class BuildOptions:
     @property
     def index(self) -> IndexWriter:
         return IndexWriter(self.indexes, self.name, self.stores)
+
+    @property
+    def reading(self) -> Reading:
+        return Reading(corpus_root(self.corpus), self.fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +164,7 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
         options.store, manifest.count, spec.dimension, manifest.corpus.unique_texts
     )
     same = (
-        manifest.corpus.checksum == corpus_checksum(corpus_files(options.corpus))
+        manifest.corpus.checksum == corpus_checksum(corpus_files(options.corpus), options.reading)
         and manifest.encoder == spec
         and (manifest.backend, manifest.dtype) == (options.backend, options.dtype)
         and manifest.factory == factory
@@ -385,11 +397,12 @@ def corpus_source(options: BuildOptions, encoder: Encoder) -> Source:
     chunker = Chunker(encoder, options.chunking) if options.chunking else None
     files = corpus_files(options.corpus)
     warn_about_unread(options.corpus)
-    checksum = corpus_checksum(files)
+    reading = options.reading
+    checksum = corpus_checksum(files, reading)
 
     def stage_files(folder: Path) -> StagedCorpus:
         return stage(
-            read_chunks(files, chunker),
+            read_chunks(files, chunker, reading),
             folder,
             files=[file.name for file in files],
             checksum=checksum,

@@ -1,32 +1,44 @@
-"""Finds the files of a corpus, JSONL or Parquet, and reads them record by record."""
+"""Finds the files of a corpus and reads them record by record.
+
+JSONL and Parquet with the fields of a corpus are read here; other files in a child process.
+"""
 
 import hashlib
+import json
 import logging
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from core.errors import CorpusError
+from core.errors import CorpusError, ProviderError
 from core.files import sha256_file
 from core.records import open_lines
 from core.types import Document
 from indexer import limits
-from indexer.records import FIELDS, Reject, count_ignored, parse_line, parse_row
+from indexer.readers.archives import is_hidden
+from indexer.readers.fields import FieldNames, known_text
+from indexer.readers.formats import SHOWN, advice, format_of
+from indexer.readers.process import ReaderProcess
+from indexer.readers.source import Report, UnreadableError
+from indexer.records import FIELDS, Reject, count_ignored, parse_line, parse_record, parse_row
 
 # Exceptions of the JSON, gzip and Parquet readers for unreadable or malformed files.
 READ_ERRORS = (OSError, EOFError, ValueError, OverflowError, zlib.error, pa.ArrowException)
 
 PARQUET, _GZIP = ".parquet", ".gz"
 _SUFFIXES = (".jsonl", f".jsonl{_GZIP}", PARQUET)
-_FORMATS = ".jsonl, .jsonl.gz and .parquet"
+# Files that `datasets` writes beside the rows of a data set.
+_DATASET = ("dataset_info.json", "dataset_dict.json", "state.json")
+# Part of the checksum of a corpus of other formats: other readers give other records.
+_READERS = 1
 # Rows and bytes that are read at a time.
 _PARQUET_ROWS, _PARQUET_BYTES = 1024, 64 * 1024 * 1024
 _COLUMNS = list(FIELDS)
@@ -38,13 +50,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A file and the number of a line (JSONL) or row (Parquet), from 1."""
+    """A file and the number of a line, row, page or section, from 1; 0 for the whole file."""
 
     file: str
     line: int
 
     def __str__(self) -> str:
-        return f"{self.file} line {self.line}"
+        format_ = format_of(self.file)
+        unit = format_.unit if format_ else "line"
+        return f"{self.file} {unit} {self.line}" if self.line else self.file
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the files of a corpus are read that have other fields than a corpus."""
+
+    root: Path | None = None  # generated ids begin with the path of the file below it
+    fields: FieldNames = FieldNames()  # noqa: RUF009
+
+    def name(self, file: Path) -> str:
+        within = self.root is not None and file.is_relative_to(self.root)
+        return file.relative_to(self.root).as_posix() if within and self.root else file.name
 
 
 Record = tuple[Location, Document | Reject]
@@ -53,11 +79,11 @@ Record = tuple[Location, Document | Reject]
 def corpus_files(corpus: str) -> list[Path]:
     """Returns the corpus files of a path, a folder or a glob, sorted.
 
-    A folder gives the files below it with a suffix of a corpus, except symbolic links to files
+    A folder gives the files below it of all formats that are read, except symbolic links to files
     outside of it. A path and a glob follow links.
 
     Raises:
-        CorpusError: If no file is found, or a file is neither JSONL nor Parquet.
+        CorpusError: If no file is found, or a file is of another format.
     """
     path = Path(corpus)
     if not corpus:
@@ -71,7 +97,7 @@ def corpus_files(corpus: str) -> list[Path]:
     else:
         files = sorted(p for p in _glob(corpus) if p.is_file())
     if not files:
-        found = f"has no file of {_FORMATS}" if path.is_dir() else "is not a file or does not exist"
+        found = f"has no file of {SHOWN}" if path.is_dir() else "is not a file or does not exist"
         message = f"{corpus} {found}: give a file, a folder or a glob"
         if links := sorted(p.name for p in path.rglob("*") if p.is_symlink() and p.exists()):
             more = f" and {len(links) - _NAMED} more" if len(links) > _NAMED else ""
@@ -81,9 +107,20 @@ def corpus_files(corpus: str) -> list[Path]:
             )
         raise CorpusError(message, code="corpus_missing", path=corpus)
     for file in files:
-        if not file.name.endswith(_SUFFIXES):
-            raise CorpusError.at(file, f"is none of {_FORMATS}: convert it", "unsupported_format")
+        if format_of(file.name) is None:
+            raise CorpusError.at(file, advice(file.name), "unsupported_format")
     return files
+
+
+def corpus_root(corpus: str) -> Path:
+    """Returns the folder below which the files of a corpus have their names."""
+    path = Path(corpus)
+    if path.is_dir():
+        return path
+    root = path.parent
+    while not root.is_dir() and root != root.parent:
+        root = root.parent
+    return root
 
 
 def warn_about_unread(corpus: str) -> None:
@@ -106,7 +143,7 @@ def warn_about_unread(corpus: str) -> None:
         _log.warning(
             "%s: not read: files other than %s, special files, and links out of the folder: %s%s",
             folder,
-            _FORMATS,
+            SHOWN,
             ", ".join(unread[:_NAMED]),
             more,
         )
@@ -114,10 +151,16 @@ def warn_about_unread(corpus: str) -> None:
 
 def _belongs_to(folder: Path, path: Path) -> bool:
     return (
-        path.name.endswith(_SUFFIXES)
+        (path.name.endswith(_SUFFIXES) or _is_other(path.relative_to(folder)))
         and path.is_file()
         and path.resolve().is_relative_to(folder.resolve())
     )
+
+
+def _is_other(name: PurePath) -> bool:
+    """Returns whether a file of a folder is one of the other formats, and no file of a system."""
+    of_dataset = name.name in _DATASET or name.match("cache-*.arrow")
+    return format_of(name.name) is not None and not is_hidden(name.parts) and not of_dataset
 
 
 def _glob(pattern: str) -> Iterator[Path]:
@@ -130,37 +173,103 @@ def _glob(pattern: str) -> Iterator[Path]:
         ) from error
 
 
-def corpus_checksum(files: list[Path]) -> str:
-    """Returns the SHA-256 of the SHA-256 checksums of all files, in order."""
-    digests = (bytes.fromhex(sha256_file(file)) for file in files)
-    return hashlib.sha256(b"".join(digests)).hexdigest()
+def corpus_checksum(files: list[Path], reading: Reading | None = None) -> str:
+    """Returns the SHA-256 of the SHA-256 checksums of all files, in order.
+
+    It also depends on names and fields if files are of other formats.
+    """
+    reading = reading or Reading()
+    digests = b"".join(bytes.fromhex(sha256_file(file)) for file in files)
+    if others := [reading.name(file) for file in files if not has_corpus_fields(file, reading)]:
+        facts = [_READERS, others, asdict(reading.fields)]
+        digests += json.dumps(facts, ensure_ascii=False).encode()
+    return hashlib.sha256(digests).hexdigest()
+
+
+def has_corpus_fields(file: Path, reading: Reading) -> bool:
+    """Returns whether a file is JSONL or Parquet with the fields of a corpus."""
+    if not file.name.endswith(_SUFFIXES) or reading.fields:
+        return False
+    try:
+        if file.suffix == PARQUET:
+            names = pq.read_schema(file).names
+        else:
+            with open_lines(file) as lines:
+                first = json.loads(lines.readline(limits.MAX_RECORD_BYTES).decode("utf-8-sig"))
+            names = list(first) if isinstance(first, dict) else []
+    except (*READ_ERRORS, RecursionError):
+        return True  # whose reader says what is wrong
+    return "text" in names or not known_text(names)
 
 
 def read_corpus(
     files: list[Path],
     max_chars: int = limits.MAX_TEXT_CHARS,
     ignored: Counter[str] | None = None,
+    reading: Reading | None = None,
+    report: Callable[[Report], None] = lambda _: None,
 ) -> Iterator[Record]:
     """Yields the location of each record, and its document or the reason why it is rejected.
 
     Args:
-        files: JSONL files, also compressed by gzip, and Parquet files.
+        files: Files of all formats.
         max_chars: Maximum length of a text [characters].
         ignored: Counts the records by the names of fields that are not read.
+        reading: How files are read that do not have the fields of a corpus.
+        report: Takes how such a file is read, before its records.
 
     Raises:
-        CorpusError: If a file cannot be read.
+        CorpusError: If a file of records cannot be read, or the only file.
+        ProviderError: If a library that reads a file is not installed.
     """
     ignored = Counter() if ignored is None else ignored
-    for file in files:
-        try:
-            read = _read_parquet if file.suffix == PARQUET else _read_jsonl
-            for number, record in enumerate(read(file, max_chars, ignored), start=1):
-                if record:
-                    yield Location(str(file), number), record
-        except READ_ERRORS as error:
-            reason = " ".join(str(error).split())
-            raise CorpusError.at(file, f"cannot be read: {reason}", "unreadable") from error
+    reading = reading or Reading()
+    with ReaderProcess() as process:
+        for file in files:
+            if has_corpus_fields(file, reading):
+                yield from _read_records(file, max_chars, ignored)
+                continue
+            found = _read_other(process, file, reading, max_chars, report)
+            try:
+                yield from found
+            except UnreadableError as error:
+                if error.code == "not_installed":
+                    raise ProviderError(f"{file} {error}", code=error.code, path=file) from error
+                if len(files) == 1:
+                    raise CorpusError.at(file, str(error), error.code) from error
+                if error.code != "empty_file":  # as an empty file of JSONL
+                    yield Location(str(file), 0), Reject(str(error))
+
+
+def _read_other(
+    process: ReaderProcess,
+    file: Path,
+    reading: Reading,
+    max_chars: int,
+    report: Callable[[Report], None],
+) -> Iterator[Record]:
+    own = reading.name(file)
+    for found in process.read(file, own, reading.fields):
+        if isinstance(found, Report):
+            report(found)
+            continue
+        name, number, content = found
+        place = Location(f"{file}{name.removeprefix(own)}", number)
+        if isinstance(content, str):
+            yield place, Reject(content)
+        else:
+            yield place, parse_record(content, max_chars)
+
+
+def _read_records(file: Path, max_chars: int, ignored: Counter[str]) -> Iterator[Record]:
+    try:
+        read = _read_parquet if file.suffix == PARQUET else _read_jsonl
+        for number, record in enumerate(read(file, max_chars, ignored), start=1):
+            if record:
+                yield Location(str(file), number), record
+    except READ_ERRORS as error:
+        reason = " ".join(str(error).split())
+        raise CorpusError.at(file, f"cannot be read: {reason}", "unreadable") from error
 
 
 def read_byte_range(

@@ -2,12 +2,13 @@
 
 JSONL files are sampled by bytes: the lines that begin in evenly spaced blocks. Parquet files are
 sampled by rows. Counts are scaled by the share that was read. A small corpus is read completely.
+Files of other formats are read completely, and a sample of their records is kept.
 """
 
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
@@ -18,19 +19,23 @@ import pyarrow.parquet as pq
 from core.encoders import Encoder
 from core.errors import CorpusError
 from core.records import open_lines
-from core.text import document_text
+from core.text import document_text, normalize_text
 from core.types import Document
 from indexer.build import BuildOptions
 from indexer.chunking import Chunker, split_record
 from indexer.corpus import (
     PARQUET,
     READ_ERRORS,
+    Reading,
     corpus_files,
+    has_corpus_fields,
     read_byte_range,
+    read_corpus,
     read_row_group,
     warn_about_unread,
 )
 from indexer.limits import max_text_chars
+from indexer.readers.source import Report
 from indexer.records import Reject
 from models.encoders.factory import TokenCounter
 from stores.base import StoreName
@@ -42,6 +47,9 @@ _BLOCKS = 64
 _BLOCK_ROWS = 64
 _GROUPS = 32
 _GROUP_BLOCKS = 2
+_RECORDS = 4096
+# Files and characters of a passage that the result shows.
+_FILES, _PASSAGE_CHARS = 10, 120
 _TRIAL_BATCHES = 8
 _TRIAL_SECONDS = 20.0
 # Offsets of four string columns, one of eight bytes; chunks have three more columns.
@@ -56,7 +64,7 @@ _SHARDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was read of the files of one format, in bytes of JSONL or rows of Parquet."""
+    """What was read of files: bytes of JSONL, rows of Parquet, records of other formats."""
 
     units: int  # size of all files
     read: int  # size of what was read
@@ -89,6 +97,8 @@ class Estimate:
     documents_file: float  # size of `documents.arrow`
     vectors_file: float  # size of `vectors.faiss` or of the vectors in Milvus
     memory: dict[str, float]  # peak memory of each phase without the encoder
+    read: tuple[str, ...] = ()  # how files of other formats are read
+    passages: tuple[Document, ...] = ()  # of these files, the first, a middle and the last one
 
 
 class CorpusSample:
@@ -103,7 +113,10 @@ class CorpusSample:
         self._chunker = chunker
         limit = max_text_chars(chunked=chunker is not None)
         warn_about_unread(options.corpus)
-        self._samples = sample_corpus(corpus_files(options.corpus), limit)
+        self._reports: list[Report] = []
+        self._samples = sample_corpus(
+            corpus_files(options.corpus), limit, options.reading, self._reports.append
+        )
         self._rows = [self._chunks(sample.records) for sample in self._samples]
         if not self.texts:
             raise CorpusError(
@@ -151,7 +164,13 @@ class CorpusSample:
             documents_file=float(text + row_bytes * number),
             vectors_file=vectors_file,
             memory=self._memory(factory, number, dimension, vectors_file, text),
+            read=tuple(map(str, self._reports)),
+            passages=self._passages() if self._reports else (),
         )
+
+    def _passages(self) -> tuple[Document, ...]:
+        rows = self._rows[-1]
+        return tuple(rows[at] for at in sorted({0, len(rows) // 2, len(rows) - 1}))
 
     def _memory(
         self, factory: str, rows: int, dimension: int, vectors_file: int, text_bytes: int
@@ -170,15 +189,27 @@ class CorpusSample:
         }
 
 
-def sample_corpus(files: Sequence[Path], max_chars: int) -> list[Sample]:
-    """Reads a sample of about 4 MiB of JSONL and 4096 rows of Parquet.
+def sample_corpus(
+    files: Sequence[Path],
+    max_chars: int,
+    reading: Reading | None = None,
+    report: Callable[[Report], None] = lambda _: None,
+) -> list[Sample]:
+    """Reads a sample of about 4 MiB of JSONL, 4096 rows of Parquet, 4096 records of other files.
 
-    A text has at most `max_chars` characters.
+    A text has at most `max_chars` characters; `report` takes how the other files are read.
     """
-    lines = [file for file in files if file.suffix != PARQUET]
-    tables = [file for file in files if file.suffix == PARQUET]
+    reading = reading or Reading()
+    lines, tables, others = list[Path](), list[Path](), list[Path]()
+    for file in files:
+        is_other = not has_corpus_fields(file, reading)
+        (others if is_other else tables if file.suffix == PARQUET else lines).append(file)
     try:
-        samples = [_sample_lines(lines, max_chars), _sample_rows(tables, max_chars)]
+        samples = [
+            _sample_lines(lines, max_chars),
+            _sample_rows(tables, max_chars),
+            _sample_others(others, max_chars, reading, report),
+        ]
     except READ_ERRORS as error:
         reason = " ".join(str(error).split())
         raise CorpusError(f"the corpus cannot be read: {reason}", code="unreadable") from error
@@ -228,6 +259,7 @@ def format_estimate(estimate: Estimate, rate: EncodingRate) -> list[str]:
         total_size = _size(estimate.vectors_file + estimate.documents_file)
         version = f"{total_size}: vectors.faiss {vectors}, {documents}"
     return [
+        *_shown_passages(estimate),
         f"corpus  {estimate.documents:,} documents{rows}, estimated from {read}; "
         f"{estimate.rejected:,} of its records are rejected",
         f"tokens  {estimate.tokens:,}: {estimate.tokens / estimate.rows:,.1f} per text; "
@@ -239,6 +271,19 @@ def format_estimate(estimate: Estimate, rate: EncodingRate) -> list[str]:
         f"memory  peak of {_size(memory)} during {phase}, without the encoder",
         "        nothing was written; duplicate texts and the size of filters are not considered",
     ]
+
+
+def _shown_passages(estimate: Estimate) -> Iterator[str]:
+    for report in estimate.read[:_FILES]:
+        yield f"read    {report}"
+    if (more := len(estimate.read) - _FILES) > 0:
+        yield f"        and {more:,} more files or tables"
+    for passage in estimate.passages:
+        text = normalize_text(passage.text)
+        yield f"passage {passage.id}  {passage.title}"
+        yield f"        {text[:_PASSAGE_CHARS]}{' …' if len(text) > _PASSAGE_CHARS else ''}"
+        if passage.metadata:
+            yield f"        {json.dumps(passage.metadata, ensure_ascii=False)[:_PASSAGE_CHARS]}"
 
 
 def _size(size: float) -> str:
@@ -285,6 +330,22 @@ def _sample_lines(files: Sequence[Path], max_chars: int) -> Sample:
                 for first, last in chosen:
                     records += read_byte_range(opened, first, last, max_chars)
     return Sample(units, sum(end - start for start, end in blocks), records)
+
+
+def _sample_others(
+    files: list[Path], max_chars: int, reading: Reading, report: Callable[[Report], None]
+) -> Sample:
+    """Keeps evenly spaced records: every second one, then every fourth, as more are read."""
+    kept: list[Document | Reject] = []
+    step, number = 1, 0
+    for number, (_, record) in enumerate(
+        read_corpus(files, max_chars, reading=reading, report=report), start=1
+    ):
+        if number % step == 0:
+            kept.append(record)
+        if len(kept) == 2 * _RECORDS:
+            kept, step = kept[1::2], 2 * step
+    return Sample(number, len(kept), kept)
 
 
 def _size_of_lines(file: Path) -> int:

@@ -33,3 +33,19 @@ MAX_INDEX_FIELDS = 1_000
 def max_text_chars(*, chunked: bool) -> int:
     """Returns the maximum length of a text [characters], with and without chunking."""
     return MAX_CHUNKED_TEXT_CHARS if chunked else MAX_TEXT_CHARS
+
+
+# What the child process that reads ordinary files may use, for one file: memory, seconds, and
+# seconds more for each MiB of it.
+READER_MEMORY_BYTES = 3 << 30
+READER_SECONDS = 120.0
+READER_SECONDS_PER_MIB = 2.0
+# A document that is read as a whole: text, HTML, Markdown.
+MAX_DOCUMENT_BYTES = 64 << 20
+# Pages of a PDF.
+MAX_PAGES = 20_000
+# Files of an archive or an Office document, and their size when unpacked.
+MAX_MEMBERS = 10_000
+MAX_UNPACKED_BYTES = 4 << 30
+# Columns of a table.
+MAX_COLUMNS = 1_000

@@ -66,21 +66,29 @@ def parse_row(row: Any, max_chars: int) -> Document | Reject:
     """Returns the document of a row of Parquet, values by column, or why it is rejected."""
     try:
         if row.get("metadata") is not None:
-            row = row | {"metadata": _plain(row["metadata"], "metadata")}
+            row = row | {"metadata": plain(row["metadata"], "metadata")}
         return _document(row, max_chars)
     except _RecordError as fault:
         return Reject(str(fault))
 
 
-def _plain(value: Any, field: str) -> Any:
+def parse_record(record: Any, max_chars: int) -> Document | Reject:
+    """Returns the document of a record that a reader gives, or why it is rejected."""
+    try:
+        return _document(record, max_chars)
+    except _RecordError as fault:
+        return Reject(str(fault))
+
+
+def plain(value: Any, field: str) -> Any:
     """Returns a typed value of Parquet as JSON has it.
 
     Dates and times are text in ISO 8601, decimals numbers or, if those are not exact, text.
     """
     if isinstance(value, dict):
-        return {str(name): _plain(inner, f"{field}.{name}") for name, inner in value.items()}
+        return {str(name): plain(inner, f"{field}.{name}") for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner, field) for inner in value]
+        return [plain(inner, field) for inner in value]
     if isinstance(value, date | time):  # a datetime is a date
         return value.isoformat()
     if isinstance(value, Decimal):

@@ -33,9 +33,10 @@ from core.scratch import Scratch, scratch
 from core.text import document_text
 from core.types import Document, RowArray
 from indexer.chunking import Chunker, split_record
-from indexer.corpus import Location, read_corpus
+from indexer.corpus import Location, Reading, read_corpus
 from indexer.digests import DIGEST, digest, first_occurrences, inverse_indices, unique_positions
 from indexer.limits import MAX_INDEX_FIELDS, max_text_chars
+from indexer.readers.source import Report
 from indexer.records import Reject
 
 SUMMARY = "corpus.json"
@@ -238,10 +239,13 @@ def write_version(
     return vector_of, fields
 
 
-def read_chunks(files: list[Path], chunker: Chunker | None) -> Iterator[Chunks]:
+def read_chunks(
+    files: list[Path], chunker: Chunker | None, reading: Reading | None = None
+) -> Iterator[Chunks]:
     """Reads the records of files and splits their documents into chunks, if a chunker is given."""
     ignored: Counter[str] = Counter()
-    records = read_corpus(files, max_text_chars(chunked=chunker is not None), ignored)
+    max_chars = max_text_chars(chunked=chunker is not None)
+    records = read_corpus(files, max_chars, ignored, reading, _Reports().say)
     for location, record in records:
         yield location, split_record(record, chunker)
     _warn("fields that are not read: put what filters or readers need into metadata", ignored)
@@ -253,6 +257,24 @@ def _warn(about: str, records: Counter[str]) -> None:
         named = ", ".join(f"{name} ({n:,} records)" for name, n in records.most_common(_NAMED))
         more = f" and {len(records) - _NAMED} more" if len(records) > _NAMED else ""
         _log.warning("%s: %s%s", about, named, more)
+
+
+class _Reports:
+    """Says how files are read whose encoding was found or whose fields were guessed."""
+
+    def __init__(self) -> None:
+        self._said = 0
+
+    def say(self, report: Report) -> None:
+        if not report.encoding and not report.guessed:
+            return
+        self._said += 1
+        if self._said <= _NAMED:
+            guessed = "; the fields are guessed: --id-field, --title-field, --text-field and "
+            guessed += "--metadata-fields name others"
+            _log.warning("%s%s", report, guessed if report.guessed else "")
+        elif self._said == _NAMED + 1:
+            _log.warning("more files are read with a guess: --dry-run shows three passages")
 
 
 class _Ids:

@@ -24,7 +24,8 @@ def index(
         str,
         Argument(
             metavar="CORPUS",
-            help="File (.jsonl, .jsonl.gz, .parquet), a folder of such files, or a glob.",
+            help="File (JSONL, Parquet, CSV, TSV, JSON, Excel, text, Markdown, HTML, Word, PDF, "
+            "archive), a folder of such files, or a glob.",
         ),
     ],
     index: Index,
@@ -35,7 +36,8 @@ def index(
         bool, Option("--encode-only", help="Encode into shards; build no index.")
     ] = False,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Estimate tokens, time, disk and memory; write nothing.")
+        bool,
+        Option("--dry-run", help="Show how files are read; estimate time and disk; write nothing."),
     ] = False,
     tokens_per_second: Annotated[
         float | None,

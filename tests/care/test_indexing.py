@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import care
@@ -44,6 +45,52 @@ def test_documents_and_a_file_of_them_make_the_same_index(
     assert sorted(path.name for path in options.builds.iterdir()) == ["a", "b"]
 
 
+def test_texts_alone_are_documents(options: care.IndexOptions) -> None:
+    version = care.build_index("test", ["高血压", "失眠", "发热"], options)
+    assert version.documents == 3
+    with care.open_index("test", indexes=options.indexes, pair=options.pair) as index:
+        assert {hit.id for hit in index.search("高血压")} == {"1", "2", "3"}
+
+
+@pytest.mark.parametrize("kind", ["arrow", "pandas"])
+def test_a_data_frame_is_a_table(options: care.IndexOptions, kind: str) -> None:
+    table = pa.table({"编号": [7, 8], "内容": ["高血压", "失眠"], "年份": [2020, None]})
+    frame = table
+    if kind == "pandas":
+        frame = pytest.importorskip("pandas").DataFrame(table.to_pydict())
+    version = care.build_index("test", frame, options)
+    assert version.documents == 2
+    added = care.update_index("test", add=table.slice(1), delete=["7"], options=options)
+    assert added.documents == 1
+
+
+def test_fields_of_a_table_can_be_named(options: care.IndexOptions, tmp_path: Path) -> None:
+    path = tmp_path / "faq.csv"
+    path.write_text("a,b,c\n1,高血压,x\n2,失眠,y\n", encoding="gbk")
+    named = {"id_field": "a", "text_field": "b", "metadata_fields": "c"}
+    version = care.build_index("test", path, options, **named)
+    assert version.documents == 2
+    assert version.manifest.filter_fields == {"c": 2}
+    # Other fields are another corpus, of the same files.
+    same = care.build_index("test", path, options, reuse=True, **named)
+    other = care.build_index("test", path, options, reuse=True, **named | {"metadata_fields": ""})
+    assert (same.id, same.built, other.built) == (version.id, False, True)
+    assert other.manifest.filter_fields == {}
+
+
+def test_an_estimate_shows_how_files_are_read(options: care.IndexOptions, tmp_path: Path) -> None:
+    path = tmp_path / "faq.csv"
+    rows = "".join(f"{number},高血压的护理要点第{number}条\n" for number in range(20_000))
+    path.write_text(f"编号,内容\n{rows}", encoding="utf-16")
+    estimate, _ = estimate_build("test", str(path), options, tokens_per_second=1000.0)
+    assert estimate.documents == pytest.approx(20_000, rel=0.01)
+    assert not estimate.is_whole
+    assert len(estimate.passages) == 3
+    (line,) = estimate.read
+    for word in ("faq.csv", "UTF-16", "id 编号", "text 内容"):
+        assert word in line
+
+
 def test_bad_documents_are_rejected_as_those_of_a_file_are(options: care.IndexOptions) -> None:
     good = make_records(20)
     bad: list[dict[str, Any]] = [
@@ -64,7 +111,7 @@ def test_bad_documents_are_rejected_as_those_of_a_file_are(options: care.IndexOp
         care.build_index("test", [good[0], good[0]], options)
     with raises(CorpusError, "bad_document", number=2):
         care.build_index("test", [good[0], {"_id": "o", "text": object()}], options)
-    for number, texts in enumerate((["头痛"], [good[0], "失眠"], [good[0], good[1], None]), 1):
+    for number, texts in enumerate(([5], [good[0], b"x"], [good[0], good[1], None]), 1):
         with raises(CorpusError, "bad_document", number=number):
             care.build_index("test", texts, options)
     deep: list[Any] = []

@@ -386,7 +386,7 @@ def test_a_small_file_that_expands_to_a_huge_line_is_read_in_bounded_memory(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Three corpus files at two depths, and another file."""
-    for name in ("b.jsonl", "a.jsonl", "deep/c.parquet", "notes.txt"):
+    for name in ("b.jsonl", "a.jsonl", "deep/c.parquet", "notes.xyz"):
         path = tmp_path / "data" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
@@ -416,8 +416,8 @@ def test_a_path_a_folder_and_a_glob_give_sorted_files(
     [
         ("none.jsonl", "corpus_missing", "none.jsonl"),
         ("*.csv", "corpus_missing", "*.csv"),
-        ("notes.txt", "unsupported_format", "notes.txt"),
-        ("*", "unsupported_format", "notes.txt"),
+        ("notes.xyz", "unsupported_format", "notes.xyz"),
+        ("*", "unsupported_format", "notes.xyz"),
         ("**.jsonl", "bad_glob", "**.jsonl"),
     ],
 )
@@ -449,18 +449,18 @@ def test_files_of_a_folder_that_are_not_read_are_named_once(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert unread(folder / "deep", caplog) == unread(folder / "a.jsonl", caplog) == ""
-    assert unread(folder, caplog).endswith(": notes.txt")
+    assert unread(folder, caplog).endswith(": notes.xyz")
     (folder / ".git").mkdir()
-    for name in (".git/HEAD", *(f"{i}.csv" for i in range(8))):
+    for name in (".git/HEAD", *(f"{i}.bin" for i in range(8))):
         (folder / name).touch()
-    assert unread(folder, caplog).endswith(": 0.csv, 1.csv, 2.csv, 3.csv, 4.csv and 4 more")
+    assert unread(folder, caplog).endswith(": 0.bin, 1.bin, 2.bin, 3.bin, 4.bin and 4 more")
 
 
 def test_links_out_of_a_folder_and_special_files_are_not_read(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = corpus_files(str(folder))
-    (folder / "notes.txt").unlink()
+    (folder / "notes.xyz").unlink()
     secret = write_jsonl(tmp_path / "secret.jsonl", make_records(1))
     (folder / "out.jsonl").symlink_to(secret)
     (folder / "parent").symlink_to(tmp_path)

@@ -131,14 +131,14 @@ def test_a_folder_with_compressed_files_is_indexed_and_other_files_are_named_onc
 ) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()
-    (folder / "notes.txt").touch()
+    (folder / "notes.xyz").touch()
     plain = write_jsonl(folder / "a.jsonl", make_records(20))
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(b'{"_id": "b", "text": "x"}'))
     for arguments in (("--dry-run",), ("--reuse",)):
         caplog.clear()
         status, output, _ = build([], *arguments, corpus=str(folder))
         assert (status, "21 documents" in output) == (0, True)
-        assert [message.endswith(": notes.txt") for message in caplog.messages] == [True]
+        assert [message.endswith(": notes.xyz") for message in caplog.messages] == [True]
     plain.unlink()
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(b'{"_id": "c", "text": "y"}'))
     named = ["--pair", str(pair_file), "--builds", str(tmp_path / "builds")]
@@ -411,3 +411,56 @@ def test_a_term_list_with_a_fault_changes_nothing(
     assert "[option_not_taken]" in error
     assert run("update", *pair, "--terms", str(terms))[0] == 0
     assert len(IndexFolder(indexes, "test").versions()) == 2
+
+
+def test_a_table_is_shown_before_it_is_read(
+    build: Run, run: Run, tmp_path: Path, pair_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "faq.csv"
+    path.write_text("编号,标题,内容\n1,高血压,少吃盐\n2,失眠,早起\n", encoding="gbk")
+    status, output, errors = build([], "--dry-run", corpus=str(path))
+    assert (status, errors) == (0, "")
+    lines = output.splitlines()
+    assert lines[0].startswith("read    faq.csv (CSV, GB18030): id 编号, title 标题, text 内容")
+    assert lines[1] == "passage 1  高血压"
+    estimate = json.loads(build([], "--dry-run", "--json", corpus=str(path))[1])["estimate"]
+    assert [passage["id"] for passage in estimate["passages"]] == ["1", "2"]
+
+    status, output, _ = build([], corpus=str(path))
+    assert status == 0
+    assert output.startswith("corpus  2 documents, 2 different texts, ")
+    (said,) = caplog.messages
+    assert said.startswith("faq.csv (CSV, GB18030): id 编号, title 标题, text 内容, ")
+    path.write_text("编号,内容\n3,发热\n", encoding="utf-8")
+    folders = ["--builds", str(tmp_path / "builds"), "--pair", str(pair_file)]
+    options = ["--add", str(path), "--text-field", "内容", "--id-field", "编号", *folders]
+    status, output, _ = run("update", *options)
+    assert status == 0, output
+    assert "1 documents added" in output
+
+
+def test_a_folder_of_files_is_one_corpus(
+    build: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", make_records(5))
+    (folder / "b.md").write_text("# 感冒\n\n多喝水。\n\n## 用药\n\n遵医嘱。\n", encoding="utf-8")
+    (folder / "c.csv").write_text("text\n甲\n甲\n", encoding="utf-8")
+    for name in ("d.xls", "empty.txt"):
+        (folder / name).touch()
+    status, output, _ = build([], corpus=str(folder))
+    assert status == 0
+    assert output.startswith("corpus  9 documents, 8 different texts, ")
+    (unread,) = caplog.messages
+    assert unread.endswith(": d.xls")
+    assert build([], "--reuse", corpus=str(folder))[1].count("it is up to date") == 1
+
+
+def test_a_file_that_cannot_be_read_is_one_clear_error(build: Run, tmp_path: Path) -> None:
+    path = tmp_path / "faq.csv"
+    path.write_text("a,b\n1,2\n")
+    for extra in ([], ["--dry-run"], ["--text-field", "c"]):
+        status, _, errors = build([], *extra, corpus=str(path))
+        assert status == 1
+        assert str(path) in error_line(errors)
