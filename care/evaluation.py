@@ -4,6 +4,7 @@ import asyncio
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,16 @@ from care.extras import require
 from care.options import EvaluationOptions, setting
 from care.search import load_with_encoder, open_index
 from core.breaker import Breaker, UnavailableError
-from core.choices import DEFAULT_QUERY_CHARS
-from core.errors import CareError
+from core.choices import DEFAULT_PAIR, DEFAULT_QUERY_CHARS
+from core.errors import CareError, PairError
 from core.types import FloatArray, Mode
-from models.pairs import load_pair
+from models.encoders.factory import sentence_model
+from models.pairs import PAIR, load_pair
 
 if TYPE_CHECKING:
-    from evaluation.index_evaluation import IndexEvaluation
+    from core.encoders import Pair
+    from evaluation.comparison import Comparison
+    from evaluation.index_evaluation import IndexEvaluation, System
     from evaluation.index_search import Reranker
 
 # How long a server may take to rank the hits of a query again [ms].
@@ -82,16 +86,21 @@ def evaluate(
 
 
 def compare_modes(name: str, options: EvaluationOptions) -> "IndexEvaluation":
-    """Scores each mode of an index, and BM25; what `care evaluate` prints.
+    """Scores each mode of an index, BM25, further pairs and runs; what `care evaluate` prints.
 
     Raises:
         DataError: If a file is wrong, the judgements reference an unknown query, or a judged query
             is empty or too long.
-        CareError: If the index cannot be opened, or a search fails.
+        CareError: If the index cannot be opened, a search fails, or two systems have one name.
+        PairError: If a pair is unknown or its files are wrong.
+        ValueError: If there are no queries.
     """
     from evaluation.index_evaluation import evaluate_index
 
-    loaded = load_pair(options.pair)
+    if options.queries is None:
+        raise ValueError("an index is searched with queries")
+    first, *further = options.pairs or [setting("CARE_PAIR", str, DEFAULT_PAIR)]
+    loaded = load_pair(first)
     weights = [float(part) for part in (options.weights or "").split(",") if part]
     with _rerank_server(options.rerank_url, options.rerank_model) as server:
         return evaluate_index(
@@ -102,7 +111,62 @@ def compare_modes(name: str, options: EvaluationOptions) -> "IndexEvaluation":
             weights,
             server,
             options.max_query_chars,
+            _systems(further, options.runs or [], options.cache),
         )
+
+
+def compare_files(runs: Sequence[Path], qrels: Path) -> "Comparison":
+    """Scores runs of other systems by judgements; differences are to the first run.
+
+    Raises:
+        DataError: If a file is wrong.
+        CareError: If a run is given twice.
+    """
+    from evaluation.beir import read_qrels
+    from evaluation.comparison import compare_runs
+
+    judgements, systems = read_qrels(qrels), _systems([], runs)
+    found = {name: run([], {}, judgements) for name, run in systems.items()}
+    return compare_runs(judgements, found, str(runs[0]))
+
+
+def _systems(
+    pairs: Sequence[str], runs: Sequence[Path], cache: Path = Path()
+) -> "dict[str, System]":
+    """Returns pairs, and runs that were read from files, as systems by name."""
+    from evaluation.dense import pair_run
+    from evaluation.index_evaluation import TOP_K
+    from evaluation.trec import read_run
+
+    systems: dict[str, System] = {}
+
+    def add(name: str, system: "System") -> None:
+        if name in systems:
+            message = f"another system has the name '{name}' too: give each of them once"
+            raise CareError(message, code="duplicate_system", system=name)
+        systems[name] = system
+
+    for path in runs:
+        read = read_run(path)
+        add(str(path), lambda *_, read=read: read)
+    for given in pairs:
+        loaded = _pair_or_model(given)
+        add(loaded.name, partial(pair_run, loaded, depth=TOP_K, cache=cache))
+    return systems
+
+
+def _pair_or_model(name: str) -> "Pair":
+    """Returns a pair, by its name, file or folder, or a model of sentence-transformers."""
+    folder = Path(name)
+    if (folder / PAIR).is_file():
+        return load_pair(str(folder / PAIR))
+    try:
+        return load_pair(name)
+    except PairError as error:
+        other = folder.is_dir() or ("/" in name and not name.endswith(".toml"))
+        if error.code != "unknown_pair" or not other:
+            raise
+    return sentence_model(name)
 
 
 @contextmanager

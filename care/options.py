@@ -81,9 +81,9 @@ def in_a_folder(path: Path | None) -> Path | None:
     return path
 
 
-def file(help: str, **more: Any) -> Any:
+def file(help: str, *names: str, **more: Any) -> Any:
     """Returns an option whose value is the path of a file."""
-    return Option(metavar="FILE", help=help, **more)
+    return Option(*names, metavar="FILE", help=help, **more)
 
 
 def folder(help: str, **more: Any) -> Any:
@@ -295,11 +295,28 @@ class Location:
 @_documented
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationOptions:
-    """How the modes of an index are compared: the options of `care evaluate`."""
+    """How systems are compared: the options of `care evaluate`."""
 
-    queries: Queries
     qrels: Qrels
-    pair: PairName = _setting("CARE_PAIR", str, DEFAULT_PAIR)  # noqa: RUF009
+    queries: Annotated[
+        Path | None,
+        file("JSONL with _id and text; without it no index is searched, and only --run is scored."),
+    ] = None
+    pairs: Annotated[
+        list[str] | None,
+        Option(
+            "--pair",
+            metavar="PAIR",
+            help="Trained or registered pair, or path of a pair's .toml file, whose query encoder "
+            "searches the index (default: CARE_PAIR, or care-mini). May be repeated: further pairs "
+            "encode its documents too, and may be models of sentence-transformers, by a folder or "
+            "OWNER/NAME.",
+        ),
+    ] = None
+    runs: Annotated[
+        list[Path] | None,
+        file("TREC run of another system, also .gz. May be repeated.", "--run"),
+    ] = None
     indexes: Indexes = _setting("CARE_INDEXES", Path, DEFAULT_INDEXES)  # noqa: RUF009
     weights: Annotated[
         str | None,
@@ -325,6 +342,19 @@ class EvaluationOptions:
         Path | None,
         file("Also write the result as JSON.", callback=in_a_folder),
     ] = None
+    per_query: Annotated[
+        Path | None,
+        file(
+            "Also write a TSV of all measures, by system and query.",
+            callback=in_a_folder,
+        ),
+    ] = None
+    save_runs: Annotated[
+        Path | None, folder("Also write the TREC run of each system to SYSTEM.trec in this folder.")
+    ] = None
+    cache: Annotated[Path, folder("Folder of cached vectors of further pairs.")] = Path(
+        "builds/embeddings"
+    )
     max_query_chars: Annotated[
         int,
         Option(

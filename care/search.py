@@ -1,6 +1,7 @@
 """Searching an index in this process, with the checks and the results of the service."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -42,7 +43,7 @@ def open_index(
 
     Files are verified by their checksums; canaries verify that encoder and index share one
     embedding space. The version stays open until the `with` block ends, even if another version
-    becomes active.
+    becomes active, for example by `update_index`: `SearchIndex.reload` opens that one.
 
     Example:
         >>> with care.open_index("mine") as index:
@@ -63,7 +64,9 @@ def open_index(
         PairError: If the pair is unknown or its files are wrong.
     """
     chosen = load_pair(pair or setting("CARE_PAIR", str, DEFAULT_PAIR))
-    return SearchIndex(*load_with_encoder(name, chosen, indexes, milvus_uri, threads))
+    root = Path(indexes or Location().indexes)
+    load = partial(load_with_encoder, name, chosen, root, milvus_uri, threads)
+    return SearchIndex(IndexFolder(root, name), load)
 
 
 def load_with_encoder(
@@ -72,15 +75,19 @@ def load_with_encoder(
     indexes: Path | str | None = None,
     milvus_uri: str | None = None,
     threads: int = 1,
+    encoder: Encoder | None = None,
 ) -> tuple[Snapshot, Encoder]:
-    """Loads the active version of an index and the query encoder of a pair, as `open_index`."""
+    """Loads the active version of an index and the query encoder of a pair, as `open_index`.
+
+    An `encoder` that is given is not loaded again.
+    """
     default = Location()
     index = IndexFolder(Path(indexes or default.indexes), name)
     stores = vector_stores(milvus_uri or default.milvus_uri)
     manifest = with_version(index.active, lambda version: read_manifest(index.version(version)))
     # Before the encoder is loaded, which may download it.
     check_space(manifest, pair.query)
-    encoder = query_encoder(pair, EncoderOptions(threads=threads))
+    encoder = encoder or query_encoder(pair, EncoderOptions(threads=threads))
     store = stores.get(manifest.store)
     return load_index(index, encoder, store, pair=pair), encoder
 
@@ -123,9 +130,11 @@ class SearchHits(list[Hit]):
 class SearchIndex:
     """An open index version; a context manager. Made by `open_index`."""
 
-    def __init__(self, loaded: Snapshot, encoder: Encoder) -> None:
-        self._loaded: Snapshot | None = loaded
-        self._encoder = encoder
+    def __init__(self, folder: IndexFolder, load: Callable[..., tuple[Snapshot, Encoder]]) -> None:
+        self._folder = folder
+        self._load = load
+        self._loaded: Snapshot | None
+        self._loaded, self._encoder = load()
 
     @property
     def name(self) -> str:
@@ -254,6 +263,18 @@ class SearchIndex:
         """Yields the documents or, if they are split, the chunks, in the order of the corpus."""
         return iter(self._open.segment.documents)
 
+    def reload(self) -> bool:
+        """Opens the version that is active now, and returns whether it is another one.
+
+        Searches that run meanwhile end in the version that they began in. If the active version
+        cannot be opened, the errors are those of `open_index`, and the open one stays.
+        """
+        before = self._open.identity
+        if self._folder.active() == self.version:
+            return False
+        self._loaded, _ = self._load(encoder=self._encoder)
+        return self._loaded.identity != before
+
     def close(self) -> None:
         """Releases the files of the version."""
         self._loaded = None
@@ -268,6 +289,12 @@ class SearchIndex:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        if self._loaded is None:
+            return f"SearchIndex('{self._folder.name}', closed)"
+        kind = "chunks" if self.chunked else "documents"
+        return f"SearchIndex('{self.name}', '{self.version}', {len(self)} {kind})"
 
     @property
     def _open(self) -> Snapshot:

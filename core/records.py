@@ -28,7 +28,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         DataError: If the file cannot be read, or a line is longer than `MAX_LINE_BYTES` or is not
             a JSON object.
     """
-    for number, line in _lines(path):
+    for number, line in read_lines(path):
         try:
             record = parse_json(line)
         except json.JSONDecodeError as error:
@@ -47,7 +47,7 @@ def read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
 
     Quotes have no meaning: a field is what is between two tabs. Errors are those of `read_jsonl`.
     """
-    for number, line in _lines(path):
+    for number, line in read_lines(path):
         yield number, line.rstrip("\r\n").split("\t")
 
 
@@ -59,8 +59,11 @@ def open_lines(path: Path) -> BinaryIO:
     return cast("BinaryIO", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the number and text of each line that is not empty, without a byte order mark."""
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the number and text of each line that is not empty, without a byte order mark.
+
+    Errors are those of `read_jsonl`.
+    """
     number = 0
     try:
         with open_lines(path) as file:

@@ -71,7 +71,8 @@ class Conjunction:
 
 # Conditions that every row meets.
 NO_CONDITIONS = Conjunction()
-
+# Characters of its text that the representation of a hit has.
+_SHOWN = 40
 # Called between the steps of a search; raises an exception to stop the search.
 Check = Callable[[], None]
 
@@ -157,7 +158,7 @@ class Evidence:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Hit:
     """A retrieved document or, in an index of chunks, a chunk.
 
@@ -188,3 +189,9 @@ class Hit:
     chunks: int = 1
     explain: Mapping[str, Any] | None = None
     evidence: Evidence | None = None
+
+    def __repr__(self) -> str:
+        """Returns the fields that tell hits apart, with the beginning of the text."""
+        text = self.text[:_SHOWN] + "…" * (len(self.text) > _SHOWN)
+        found = f"rank={self.rank}, score={self.score:.3f}, id={self.id!r}"
+        return f"Hit({found}, title={self.title!r}, text={text!r})"

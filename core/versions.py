@@ -53,6 +53,11 @@ _T = TypeVar("_T")
 _NAME = re.compile(NAME)
 
 
+def list_indexes(root: Path) -> list[str]:
+    """Returns the names of the indexes in a folder that have an active version."""
+    return sorted(path.parent.name for path in root.glob(f"*/{_CURRENT}"))
+
+
 @dataclass(frozen=True, slots=True)
 class IndexFolder:
     """The folder `root/name` of an index: its versions, and which of them is active.

@@ -1,13 +1,18 @@
 """Dense retrieval by exact search, as a run."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import islice
+from pathlib import Path
 
-import numpy as np
-
-from core.types import FloatArray
+from core.encoders import Pair
+from core.text import document_text, normalize_text
+from core.types import Document, FloatArray
 from evaluation.beir import Qrels, Run
 from evaluation.metrics import EXCLUDED, without_excluded
+from models.encoders.cached import encode_cached
+from models.encoders.factory import load_encoder
 from stores.exact import exact_search
 
 
@@ -22,16 +27,53 @@ def dense_run(
     """Returns for each query the `depth` nearest documents (or all) and their cosines.
 
     Queries and documents are ids; the vectors, float32 [n, dimension], have unit norm. Documents
-    that `qrels` excludes for a query are not among them and take no place.
+    that `qrels` excludes for a query are not among them and take no place. The chunks of a document
+    have its id: its cosine is that of its best chunk.
     """
-    ids = np.array(list(documents))
+    ids = list(documents)
     qrels = qrels or {}
     grades = (list(judged.values()) for judged in qrels.values())
     beyond = max((found.count(EXCLUDED) for found in grades), default=0)
-    found = exact_search(query_vectors, document_vectors, min(depth + beyond, len(ids)))
-    run = {
-        query: dict(zip(ids[rows].tolist(), scores.tolist(), strict=True))
-        for query, scores, rows in zip(queries, *found, strict=True)
-    }
+    # This many chunks include the best chunk of each of `depth` documents.
+    chunks = max(Counter(ids).values(), default=1)
+    nearest = min((depth + beyond) * chunks, len(ids))
+    found = exact_search(query_vectors, document_vectors, nearest)
+    run: Run = {}
+    for query, scores, rows in zip(queries, *found, strict=True):
+        best = run.setdefault(query, {})
+        for score, row in zip(scores.tolist(), rows.tolist(), strict=True):  # descending
+            best.setdefault(ids[row], score)
     run = without_excluded(qrels, run)
     return {query: dict(islice(hits.items(), depth)) for query, hits in run.items()}
+
+
+def pair_run(
+    pair: Pair,
+    documents: Iterable[Document],
+    queries: Mapping[str, str],
+    qrels: Qrels,
+    depth: int,
+    cache: Path,
+) -> Run:
+    """Returns the `dense_run` of both encoders of a pair; vectors are cached in the folder `cache`.
+
+    Queries are texts by id. The encoders are loaded one after the other, on a GPU if available.
+    """
+    ids, texts = [], []
+    for document in documents:
+        ids.append(document.parent or document.id)
+        texts.append(document_text(document.title, document.text))
+    of_documents, of_queries = (
+        encode_cached(
+            partial(load_encoder, spec, pair.folder),
+            spec,
+            found,
+            cache,
+            label=f"{pair.name} {spec.role}",
+        )
+        for spec, found in (
+            (pair.document, texts),
+            (pair.query, [normalize_text(text) for text in queries.values()]),
+        )
+    )
+    return dense_run(queries, of_queries, ids, of_documents, depth, qrels)

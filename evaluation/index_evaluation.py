@@ -15,10 +15,10 @@ from core.files import sha256_file
 from core.manifest import FULL_TEXT, VECTORS_FILE, IndexManifest
 from core.provenance import commit, environment, hardware
 from core.types import Document, Mode, Query
-from evaluation.beir import Qrels, read_judged_queries
+from evaluation.beir import Qrels, Run, read_judged_queries
 from evaluation.bm25 import ENGINE, LABELS, bm25_run
+from evaluation.comparison import Comparison, compare_runs
 from evaluation.index_search import Reranker, Searcher
-from evaluation.metrics import NDCG_10, score, score_queries
 from evaluation.statistics import Difference, paired_difference
 from evaluation.thresholds import MinScoreSuggestion, suggest_min_score
 from evaluation.weights import DEPTH as WEIGHTS_DEPTH
@@ -28,6 +28,8 @@ from search.snapshot import Snapshot
 TOP_K = 100
 # Hits that are ranked again: the default of the service.
 RERANKED = 50
+# Ranks the documents or chunks of an index for queries, given by id.
+System = Callable[[Iterable[Document], Mapping[str, str], Qrels], Run]
 # Queries that response times are measured with, at most.
 _TIMED = 300
 
@@ -83,10 +85,8 @@ class IndexEvaluation:
         documents: Number of documents in the index.
         queries: Number of judged queries.
         mode: The default mode of the index.
-        scores: Means by the names of `evaluation.metrics.MEASURES`, by system: the modes, the
-            default mode with its first hits ranked again if something does that, and BM25.
-        ndcg_by_query: nDCG@10 of each judged query by its id, by system.
-        differences: Difference of nDCG@10 to mode dense, of each other system.
+        comparison: Scores of the modes, of the default mode with its first hits ranked again if
+            something does that, of BM25, and of the other systems; differences are to mode dense.
         rerank_gain: Difference of nDCG@10 to the default mode, of this mode with its first hits
             ranked again; None if nothing does that.
         speeds: Times of each system but BM25.
@@ -105,9 +105,7 @@ class IndexEvaluation:
     documents: int
     queries: int
     mode: Mode
-    scores: dict[str, dict[str, float]]
-    ndcg_by_query: dict[str, dict[str, float]]
-    differences: dict[str, Difference]
+    comparison: Comparison
     rerank_gain: Difference | None
     speeds: dict[str, Speed]
     timed: int
@@ -126,9 +124,7 @@ class IndexEvaluation:
         """Returns all fields as a JSON object, as `--output` and `--json` write it."""
         return {
             "mode": self.mode,
-            "scores": self.scores,
-            "ndcg_by_query": self.ndcg_by_query,
-            "differences": {name: asdict(found) for name, found in self.differences.items()},
+            **self.comparison.as_json(),
             "rerank_gain": asdict(self.rerank_gain) if self.rerank_gain else None,
             "speeds": {name: asdict(speed) for name, speed in self.speeds.items()},
             "timed_queries": self.timed,
@@ -158,8 +154,9 @@ def evaluate_index(
     weights: Sequence[float] = (),
     server: Reranker | None = None,
     max_query_chars: int = DEFAULT_QUERY_CHARS,
+    others: Mapping[str, System] | None = None,
 ) -> IndexEvaluation:
-    """Scores the modes of an index, and BM25, in this process.
+    """Scores the modes of an index, BM25 and other systems, in this process.
 
     Only judged queries are searched. An index of chunks is scored by documents.
 
@@ -173,6 +170,7 @@ def evaluate_index(
         server: Scores texts for a query, to rank hits again; without it late interaction does, if
             pair and index have token vectors.
         max_query_chars: Most characters of a query.
+        others: Further systems by their names in the comparison.
 
     Raises:
         CareError: If the index has no full text, which weights need, or a search fails.
@@ -204,8 +202,10 @@ def evaluate_index(
     documents = snapshot.segment.documents
     for analyzer, label in LABELS.items():
         runs[label] = bm25_run(documents, judged, TOP_K, analyzer)
-    by_query = {name: score_queries(NDCG_10, judgements, run) for name, run in runs.items()}
-    ndcg = {name: list(values.values()) for name, values in by_query.items()}
+    for name, run in (others or {}).items():
+        runs[name] = run(documents, judged, judgements)
+    compared = compare_runs(judgements, runs, "dense")
+    gain = (compared.ndcg(reranked), compared.ndcg(default)) if reranked else None
     return IndexEvaluation(
         index=manifest.name,
         version=manifest.version,
@@ -214,14 +214,8 @@ def evaluate_index(
         documents=manifest.corpus.documents,
         queries=len(judged),
         mode=default,
-        scores={name: score(judgements, run) for name, run in runs.items()},
-        ndcg_by_query=by_query,
-        differences={
-            name: paired_difference(values, ndcg["dense"])
-            for name, values in ndcg.items()
-            if name != "dense"
-        },
-        rerank_gain=paired_difference(ndcg[reranked], ndcg[default]) if reranked else None,
+        comparison=compared,
+        rerank_gain=paired_difference(*gain) if gain else None,
         speeds={name: Speed.of(taken) for name, taken in times.items()},
         timed=len(timed),
         coverage=judgement_coverage(judgements, documents),

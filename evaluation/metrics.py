@@ -1,6 +1,7 @@
 """Metrics of a run, per query and averaged over the judged queries."""
 
 from collections.abc import Mapping
+from statistics import fmean
 
 import ir_measures
 from ir_measures import AP, RR, Measure, R, nDCG
@@ -26,13 +27,22 @@ EXCLUDED = -1
 
 def score(qrels: Qrels, run: Run) -> dict[str, float]:
     """Returns the mean of each of `MEASURES` over all judged queries; see `score_queries`."""
+    return means(score_all(qrels, run))
+
+
+def means(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Returns the mean over queries of each measure that `score_all` returns."""
+    return {name: fmean(by_query.values()) for name, by_query in values.items()}
+
+
+def score_all(qrels: Qrels, run: Run) -> dict[str, dict[str, float]]:
+    """Returns each of `MEASURES` of each judged query; see `score_queries`."""
     run = without_excluded(qrels, run)
     first_ten = {query: dict(ranked(scores)[:10]) for query, scores in run.items()}
-    means = {}
-    for name, measure in MEASURES.items():
-        values = score_queries(measure, qrels, first_ten if measure == RR else run)
-        means[name] = sum(values.values()) / len(values)
-    return means
+    return {
+        name: score_queries(measure, qrels, first_ten if measure == RR else run)
+        for name, measure in MEASURES.items()
+    }
 
 
 def score_queries(measure: Measure, qrels: Qrels, run: Run) -> dict[str, float]:

@@ -1,10 +1,11 @@
 """Run files in TREC's format: query-id Q0 document-id rank score system."""
 
+import math
 from pathlib import Path
 
 from core.errors import CareError
 from core.files import write_text
-from core.records import read_text, record_error
+from core.records import read_lines, record_error
 from evaluation.beir import Run
 from evaluation.metrics import ranked
 
@@ -26,13 +27,20 @@ def write_run(path: Path, run: Run, system: str) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """Reads a run; a line without six columns or with a score that is no number is a DataError."""
+    """Reads a run, also one that gzip compressed (`.gz`).
+
+    Documents are ranked by their scores, not by the column of ranks, as trec_eval does. A line
+    without six columns or with a score that is no finite number is a DataError.
+    """
     run: Run = {}
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
+    for number, line in read_lines(path):
         try:
-            query, _, document, _, score, _ = line.split()
-            run.setdefault(query, {})[document] = float(score)
+            query, _, document, _, text, _ = line.split()
+            score = float(text)
+            if not math.isfinite(score):
+                raise ValueError(text)
         except ValueError as error:
             reason = "must be query-id Q0 document-id rank score system"
             raise record_error(path, number, reason, code="not_run") from error
+        run.setdefault(query, {})[document] = score
     return run

@@ -55,7 +55,7 @@ def answer(
     hits, score = found.hits, found.answerable
     if not hits or (score is not None and score < thresholds.get(found.mode, 0.0)):
         return Answer(REFUSAL, {})
-    passages = "\n\n".join(f"[{hit.rank}] {hit.title}\n{hit.text}" for hit in hits)
+    passages = "\n\n".join(f"[{hit.rank}] " + f"{hit.title}\n{hit.text}".strip() for hit in hits)
     completion = chat.chat.completions.create(
         model=model,
         temperature=0,
@@ -99,7 +99,7 @@ def main() -> None:
             thresholds=thresholds,
             min_score=options.min_score,
         )
-    lines = [f"[{number}] {hit.id} {hit.title}" for number, hit in found.sources.items()]
+    lines = [f"[{number}] {hit.id} {hit.title}".rstrip() for number, hit in found.sources.items()]
     sys.stdout.write("\n".join([found.text, *lines, ""]))
 
 

@@ -110,7 +110,8 @@ def test_the_command_line_takes_precedence_over_the_shell(
 ) -> None:
     for target in ("build-index", "update", "evaluate"):
         ((_, given),) = commands(target, *words, CARE_INDEX="from-the-shell")
-        assert (given["index"], given["pair"]) == (index, pair)
+        named = given["pairs"] if target == "evaluate" else [given["pair"]]
+        assert (given["index"], named) == (index, [pair])
     # The service reads the variables.
     show = ["--eval", 'show: ; @echo "$(CARE_INDEX) $(CARE_PAIR)"', "show", *words]
     assert make(*show, CARE_INDEX="from-the-shell").split() == [index, pair]

@@ -1,56 +1,99 @@
-"""`care evaluate`: the modes of an index beside BM25, reranking, weights, a `min_score`."""
+"""`care evaluate`: the modes of an index beside other systems, weights, a `min_score`."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from care.cli.options import Index, Json, takes_fields
+import typer
+
+from care.cli.options import Json, OnlyIndex, index_name, takes_fields
 from care.cli.output import note, show
 from care.extras import require
 from care.options import EvaluationOptions
 
 if TYPE_CHECKING:
-    from evaluation.index_evaluation import IndexEvaluation
-    from evaluation.statistics import Difference
+    from evaluation.comparison import Comparison
+    from evaluation.index_evaluation import IndexEvaluation, Speed
+    from evaluation.statistics import Difference, Interval
 
 
 @takes_fields
-def evaluate(index: Index, options: EvaluationOptions, json_: Json = False) -> None:
-    """Compare the modes of an index with BM25, and suggest a min_score.
+def evaluate(*, index: OnlyIndex = None, options: EvaluationOptions, json_: Json = False) -> None:
+    """Compare the modes of an index with BM25, other pairs and runs, and suggest a min_score.
 
-    Differences of nDCG@10 are to mode dense, with 95 % intervals. Times are those of searches in
-    this process; make bench measures the service. A warning counts judged documents that are not
-    in the index.
+    Intervals of nDCG@10 and of its differences to mode dense are those of 95 %, with p of the
+    paired randomisation test. Times are those of searches in this process; make bench measures the
+    service. A warning counts judged documents that are not in the index.
+
+    Without --queries, runs are scored by the judgements; differences are to the first run.
     """
     require("eval", make="evaluate")
-    from care.evaluation import compare_modes
+    from care.evaluation import compare_files, compare_modes
+
+    if options.queries is not None:
+        result = compare_modes(index_name(index, options.indexes), options)
+        if result.warning:
+            note(f"warning: {result.warning}")
+        _write(result.comparison, result.as_json(), options)
+        show(result.as_json(), _lines(result), as_json=json_)
+        return
+    if not options.runs:
+        reason = "give the queries that an index is searched with, or a run to score"
+        raise typer.BadParameter(reason, param_hint="--queries or --run")
+    compared = compare_files(options.runs, options.qrels)
+    found = {"queries": len(compared.queries), **compared.as_json()}
+    _write(compared, found, options)
+    lines = [f"{found['queries']:,} judged queries", *_table(compared, {})]
+    show(found, lines, as_json=json_)
+
+
+def _write(compared: "Comparison", result: dict[str, object], options: EvaluationOptions) -> None:
     from core.records import write_json
 
-    result = compare_modes(index, options)
-    if result.warning:
-        note(f"warning: {result.warning}")
+    given = [str(path) for path in options.runs or ()]
+    for name in given:
+        if absent := sum(not compared.runs[name].get(query) for query in compared.queries):
+            note(f"warning: {name} has no hit for {absent:,} judged queries, which score 0")
     if options.output:
-        write_json(options.output, result.as_json())
-    show(result.as_json(), _lines(result), as_json=json_)
+        write_json(options.output, result)
+    if options.per_query:
+        compared.write_per_query(options.per_query)
+    if options.save_runs:
+        compared.write_runs(
+            options.save_runs, [name for name in compared.runs if name not in given]
+        )
+
+
+def _table(compared: "Comparison", speeds: "dict[str, Speed]") -> Iterator[str]:
+    from evaluation.comparison import NDCG
+    from evaluation.metrics import MEASURES
+
+    width = max(map(len, compared.scores))
+    others = [name for name in MEASURES if name != NDCG]
+    line = f"{'':{width}}  {NDCG:>8}  {'95 %':>16}  " + "  ".join(f"{name:>10}" for name in others)
+    if compared.differences:
+        line += f"  {f'{NDCG} - {compared.baseline}, 95 %':>25}  {'p':>6}"
+    yield line + ("    q/s   p50   p99 [ms]" if speeds else "")
+    for system, values in compared.scores.items():
+        line = f"{system:{width}}  {values[NDCG]:>8.4f}  {_bounds(compared.intervals[system])}  "
+        line += "  ".join(f"{values[name]:>10.4f}" for name in others)
+        difference = compared.differences.get(system)
+        if difference or speeds:
+            line += f"  {_interval(difference):>25}"
+            line += f"  {difference.p:>6.4f}" if difference else f"  {'':6}"
+        if speed := speeds.get(system):
+            line += f"  {speed.queries_per_second:>5,.0f} {speed.p50_ms:>5.1f} {speed.p99_ms:>5.1f}"
+        yield line.rstrip()
 
 
 def _lines(result: "IndexEvaluation") -> Iterator[str]:
     from evaluation.bm25 import ENGINE
-    from evaluation.metrics import MEASURES
     from evaluation.thresholds import DEPTH, MIN_QUERIES
 
     yield (
         f"{result.queries:,} judged queries, {result.documents:,} documents, {result.version}; "
         f"{result.pair}, {result.factory}; default mode {result.mode}"
     )
-    width = max(map(len, result.scores))
-    columns = "  ".join(f"{name:>10}" for name in MEASURES)
-    yield f"{'':{width}}  {columns}  {'nDCG@10 - dense, 95 %':>25}    q/s   p50   p99 [ms]"
-    for system, values in result.scores.items():
-        line = f"{system:{width}}  " + "  ".join(f"{values[name]:>10.4f}" for name in MEASURES)
-        line += f"  {_interval(result.differences.get(system)):>25}"
-        if speed := result.speeds.get(system):
-            line += f"  {speed.queries_per_second:>5,.0f} {speed.p50_ms:>5.1f} {speed.p99_ms:>5.1f}"
-        yield line
+    yield from _table(result.comparison, result.speeds)
     if result.rerank_gain:
         yield f"nDCG@10 by ranking again, to mode {result.mode}: {_interval(result.rerank_gain)}"
     yield f"BM25: {ENGINE}"
@@ -88,3 +131,7 @@ def _interval(difference: "Difference | None") -> str:
     if difference is None:
         return ""
     return f"{difference.value:+.4f} ({difference.low:+.4f} to {difference.high:+.4f})"
+
+
+def _bounds(interval: "Interval") -> str:
+    return f"{interval.low:.4f} - {interval.high:.4f}"

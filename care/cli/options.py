@@ -7,11 +7,21 @@ from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
+import typer
 from typer import Option
 
 from care.options import folder
 
 Index = Annotated[str, Option(envvar="CARE_INDEX", metavar="NAME", help="Name of the index.")]
+OnlyIndex = Annotated[
+    str | None,
+    Option(
+        "--index",
+        envvar="CARE_INDEX",
+        metavar="NAME",
+        help="Name of the index (default: the only one in --indexes).",
+    ),
+]
 Json = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
 
 
@@ -34,6 +44,19 @@ class Served:
     indexes: Annotated[
         Path | None, folder("Folder of all indexes (default: CARE_INDEXES, or indexes).")
     ] = None
+
+
+def index_name(given: str | None, indexes: Path) -> str:
+    """Returns the name of an index, by default that of the only one in the folder `indexes`."""
+    if given:
+        return given
+    from core.versions import list_indexes
+
+    found = list_indexes(indexes)
+    if len(found) != 1:
+        reason = f"{indexes} has the indexes {', '.join(found)}" if found else f"{indexes} has none"
+        raise typer.BadParameter(f"name an index: {reason}.", param_hint="--index")
+    return found[0]
 
 
 def takes_fields(command: Callable[..., None]) -> Callable[..., None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from care.cli.options import Index, Json, takes_fields
+from care.cli.options import Json, OnlyIndex, index_name, takes_fields
 from care.cli.output import show
 from care.options import Location, PairName
 from core.choices import DEFAULT_PAIR, Mode
@@ -27,7 +27,7 @@ _BOUNDS = {">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 @takes_fields
 def search(
     query: Annotated[str, Argument(metavar="QUERY", help="The question.", show_default=False)],
-    index: Index,
+    index: OnlyIndex = None,
     top_k: Annotated[int, Option(help="Number of hits, 1 to 1000.")] = 10,
     filter_: Annotated[
         list[str] | None,
@@ -88,7 +88,7 @@ def search(
     accepted, limit = filter_of(filter_ or []), _limit(limit_per)
     from care.search import open_index
 
-    with open_index(index, pair=pair, **asdict(where)) as opened:
+    with open_index(index_name(index, where.indexes), pair=pair, **asdict(where)) as opened:
         started = time.perf_counter()
         how: dict[str, Any] = {"min_score": min_score, "collapse": collapse, "explain": explain}
         how |= {"evidence": evidence, "limit_per": limit, "rerank": rerank or False}

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from core.errors import CareError
 
-Status = Literal["ok", "warning", "error"]
+Status = Literal["ok", "optional", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Finding:
     Attributes:
         check: What was checked, in one word or two.
         status: "error" if a command or the service would fail, "warning" if it would be slow or
-            lack a part.
+            lack a part, "optional" if something is not installed that only some commands need.
         message: What was found.
         advice: What to do, or "".
     """

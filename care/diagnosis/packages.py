@@ -56,8 +56,8 @@ def check_packages(constraints: Path = _CONSTRAINTS) -> Iterator[Finding]:
         if absent:
             torch = "torch " if "torch" in absent else ""
             advice = f"If you need it: pip install {torch}'care-retrieval[{extra}]'."
-            found = f"{purpose}: not installed: {', '.join(absent)}"
-            yield Finding(f"extra {extra}", "ok", found, advice)
+            found = f"{purpose}: not installed (optional): {', '.join(absent)}"
+            yield Finding(f"extra {extra}", "optional", found, advice)
         else:
             yield Finding(f"extra {extra}", "ok", f"{purpose}: installed")
 

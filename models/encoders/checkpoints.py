@@ -14,8 +14,8 @@ from models.encoders.tokenizer import TextTokenizer, Tokens, make_encoding
 
 # Weights for other frameworks, which are not downloaded.
 _IGNORED = ["*.gguf", "*.h5", "*.msgpack", "*.onnx*", "*.ot", "onnx/*", "openvino/*"]
-# Files of a tokenizer, without weights.
-_TOKENIZER = ["*.json", "*.txt", "*.model", "*.jinja"]
+# Files of a tokenizer and of configurations, without weights.
+SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 
 
 def checkpoint_folder(spec: EncoderSpec, folder: Path, *, tokenizer_only: bool = False) -> Path:
@@ -27,8 +27,8 @@ def checkpoint_folder(spec: EncoderSpec, folder: Path, *, tokenizer_only: bool =
         PairError: If the folder is not a checkpoint, or the download fails.
     """
     if not spec.weights:
-        patterns = _TOKENIZER if tokenizer_only else None
-        return _download(spec.model, spec.revision, "weights", patterns)
+        patterns = SMALL_FILES if tokenizer_only else None
+        return download(spec.model, spec.revision, "weights", patterns)
     path = folder / spec.weights
     if not (path / "config.json").is_file() and not (path / "modules.json").is_file():
         reason = (
@@ -42,21 +42,27 @@ def checkpoint_folder(spec: EncoderSpec, folder: Path, *, tokenizer_only: bool =
 def adapter_folder(spec: EncoderSpec, folder: Path) -> Path:
     """Returns the folder of the LoRA adapter; see `checkpoint_folder`."""
     path = folder / spec.adapter
-    return path if path.is_dir() else _download(spec.adapter, None, "adapter")
+    return path if path.is_dir() else download(spec.adapter, None, "adapter")
 
 
-def _download(
-    model: str, revision: str | None, field: str, patterns: list[str] | None = None
+def download(
+    model: str, revision: str | None, field: str = "", patterns: list[str] | None = None
 ) -> Path:
+    """Returns the folder of a model of the Hugging Face Hub, downloaded if needed.
+
+    `field` is that of a pair's TOML file which may name a folder in its place, if there is one.
+    PairError if the download fails.
+    """
     try:
         folder = snapshot_download(
             model, revision=revision, allow_patterns=patterns, ignore_patterns=_IGNORED
         )
     except (OSError, ValueError) as error:  # base classes of the errors of huggingface_hub
         at = f" at revision '{revision}'" if revision else ""
+        instead = f"set {field} in the pair's TOML file to" if field else "give the path of"
         message = (
             f"the download of {model}{at} from the Hugging Face Hub failed "
-            f"({type(error).__name__}): set {field} in the pair's TOML file to a local folder"
+            f"({type(error).__name__}): {instead} a local folder"
         )
         raise PairError(
             message, code="download_failed", model=model, revision=revision, field=field

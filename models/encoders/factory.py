@@ -195,6 +195,18 @@ def offset_counter(tokenizer: OffsetTokenizer, max_length: int) -> TokenCounter:
     return count
 
 
+def sentence_model(name: str) -> Pair:
+    """Returns a model of sentence-transformers as a pair, by its folder or its name on the Hub.
+
+    Raises:
+        PairError: If it cannot be read; see `models.encoders.sentence_models`.
+        ProviderError: If a required package is not installed.
+    """
+    with _required_packages("a sentence-transformers model", _TRAINING):
+        from models.encoders import sentence_models
+    return sentence_models.sentence_model(name)
+
+
 def weights_bytes(spec: EncoderSpec, folder: Path) -> int:
     """Returns the size [bytes] of an encoder's weights; paths are relative to `folder`."""
     if spec.format == "onnx":

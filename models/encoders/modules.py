@@ -31,10 +31,35 @@ def read_modules(checkpoint: Path, pooling: Pooling) -> tuple[Path, list[Path]]:
         PairError: If `modules.json` has unsupported modules, folders outside of the checkpoint, or
             another pooling.
     """
+    folders = _folders(checkpoint)
+    for folder in folders["Pooling"]:
+        _check_pooling(folder / "config.json", pooling)
+    return folders["Transformer"][0], folders["Dense"]
+
+
+def read_pooling(checkpoint: Path) -> Pooling:
+    """Returns the pooling of a checkpoint: the mean if it states none, as the library computes it.
+
+    Raises:
+        PairError: If `modules.json` is wrong, see `read_modules`, or states an unsupported pooling.
+    """
+    for folder in _folders(checkpoint)["Pooling"]:
+        file = folder / "config.json"
+        stated = _stated_pooling(file) if file.is_file() else "mean"
+        for pooling in _MODES:
+            if pooling == stated:
+                return pooling
+        reason = f"has the pooling {stated}: supported are {', '.join(_MODES)}"
+        raise PairError.at(file, reason, "unsupported_module", module=stated)
+    return "mean"
+
+
+def _folders(checkpoint: Path) -> dict[str, list[Path]]:
+    """Returns the folders of the modules, by kind; there is one Transformer."""
     file = checkpoint / "modules.json"
-    if not file.is_file():
-        return checkpoint, []
     folders: dict[str, list[Path]] = {kind: [] for kind in _KINDS}
+    if not file.is_file():
+        return folders | {"Transformer": [checkpoint]}
     for module in read_config(file):
         kind = module["type"].rpartition(".")[2]
         if kind not in folders:
@@ -48,9 +73,7 @@ def read_modules(checkpoint: Path, pooling: Pooling) -> tuple[Path, list[Path]]:
     if (count := len(folders["Transformer"])) != 1:
         reason = f"has {count} Transformer modules instead of one"
         raise PairError.at(file, reason, "unsupported_module", module="Transformer")
-    for folder in folders["Pooling"]:
-        _check_pooling(folder / "config.json", pooling)
-    return folders["Transformer"][0], folders["Dense"]
+    return folders
 
 
 def read_config(file: Path) -> Any:
@@ -62,14 +85,16 @@ def read_config(file: Path) -> Any:
 
 
 def _check_pooling(file: Path, pooling: Pooling) -> None:
-    if not file.is_file():
-        return
+    if file.is_file() and (found := _stated_pooling(file)) != pooling:
+        reason = f"has pooling {found} instead of the pair's pooling {pooling}"
+        raise PairError.at(file, reason, "other_pooling", found=found, expected=pooling)
+
+
+def _stated_pooling(file: Path) -> str:
+    """Returns the pooling of a Pooling module, by our name if there is one."""
     config = read_config(file)
     names = [key for key, value in config.items() if value is True and key != "include_prompt"]
-    found = [_POOLING.get(name, name) for name in names or [config.get("pooling_mode")]]
-    if found != [pooling]:
-        reason = f"has pooling {found[0]} instead of the pair's pooling {pooling}"
-        raise PairError.at(file, reason, "other_pooling", found=found[0], expected=pooling)
+    return "+".join(str(_POOLING.get(name, name)) for name in names or [config.get("pooling_mode")])
 
 
 def write_modules(

@@ -1,6 +1,6 @@
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,42 @@ def test_a_closed_index_cannot_be_searched(index: care.SearchIndex) -> None:
     index.close()
     with raises(CareError, "index_closed"):
         index.search("骨折")
+    with raises(CareError, "index_closed"):
+        index.reload()
+    assert repr(index) == "SearchIndex('test', closed)"
+
+
+def test_an_open_index_takes_another_version_when_it_is_asked_to(
+    build_version: Builder, index: care.SearchIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = index.version
+    assert not index.reload()
+    second = build_version(make_records(61))
+    assert (index.version, len(index)) == (first, 60)
+    assert repr(index) == f"SearchIndex('test', '{first}', 60 documents)"
+    # The encoder is not loaded again.
+    monkeypatch.setattr("models.encoders.factory.OnnxEncoder", None)
+    assert index.reload()
+    assert (index.version, len(index)) == (second.version, 61)
+    assert index.search(make_records(61)[60]["text"])[0].id == "d0060"
+
+
+def test_an_open_index_keeps_its_version_if_the_active_one_is_damaged(
+    build_version: Builder, index: care.SearchIndex, indexes: Path
+) -> None:
+    second = build_version(make_records(61))
+    (indexes / "test" / second.version / "documents.arrow").write_bytes(b"")
+    with raises(IndexVersionError, "wrong_size"):
+        index.reload()
+    assert len(index.search("骨折")) == 10
+
+
+def test_a_hit_is_represented_in_a_line(index: care.SearchIndex) -> None:
+    hit = index.search("高血压第0讲", 1)[0]
+    assert repr(hit).startswith(
+        f"Hit(rank=1, score={hit.score:.3f}, id='d0000', title='高血压第0讲', "
+    )
+    assert len(repr(replace(hit, text="长" * 1000))) < 150
 
 
 def test_the_space_of_the_pair_is_checked(

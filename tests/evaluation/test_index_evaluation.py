@@ -30,7 +30,7 @@ def compare(
     pair: str = DEFAULT_PAIR,
 ) -> IndexEvaluation:
     options = EvaluationOptions(
-        queries=queries, qrels=qrels, pair=pair, indexes=indexes, weights=weights
+        queries=queries, qrels=qrels, pairs=[pair], indexes=indexes, weights=weights
     )
     return compare_modes(index, options)
 
@@ -112,10 +112,10 @@ def test_an_index_of_chunks_is_scored_by_judgements_of_documents(
 
     result = compare(indexes, "long", queries, qrels, "0.1,0.2")
     systems = ["dense", "lexical", "hybrid", "BM25, words", "BM25, characters and bigrams"]
-    assert list(result.scores) == systems
-    assert {scores["nDCG@10"] for scores in result.scores.values()} == {1}
+    assert list(result.comparison.scores) == systems
+    assert {scores["nDCG@10"] for scores in result.comparison.scores.values()} == {1}
     assert result.mode == "hybrid"
-    assert {name: d.value for name, d in result.differences.items()} == dict.fromkeys(
+    assert {name: d.value for name, d in result.comparison.differences.items()} == dict.fromkeys(
         systems[1:], 0
     )
     assert set(result.speeds) == {"hybrid", "dense", "lexical"}
@@ -132,7 +132,7 @@ def test_an_index_of_chunks_is_scored_by_judgements_of_documents(
     assert written["coverage"]["judged_documents"] == 20
     assert written["min_score"]["min_score"] == result.min_score.min_score
     assert written["index"]["version"] == result.version
-    assert written["scores"] == result.scores
+    assert written["scores"] == result.comparison.scores
     ones = {r["_id"]: 1.0 for r in subjects}
     assert written["ndcg_by_query"] == dict.fromkeys(systems, ones)
     assert written["lexical_weight"] is None

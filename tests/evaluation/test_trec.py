@@ -1,3 +1,4 @@
+import gzip
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,22 @@ def test_a_name_with_white_space_is_an_error(tmp_path: Path, words: tuple[str, s
     assert not list(tmp_path.iterdir())
 
 
-def test_a_wrong_line_is_named(tmp_path: Path) -> None:
+def test_a_compressed_run_is_ranked_by_scores_not_by_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "run.trec.gz"
+    path.write_bytes(gzip.compress(b"q Q0 a 1 0.25 other\n\nq Q0 b 2 0.5 other\n"))
+    assert read_run(path) == {"q": {"a": 0.25, "b": 0.5}}
+
+
+@pytest.mark.parametrize("line", ["q Q0 a", "q Q0 a 2 high x", "q Q0 a 2 nan x", "q Q0 a 2 inf x"])
+def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "run.trec"
-    path.write_text("q Q0 a 1 0.5 x\nq Q0 a\n", "utf-8")
+    path.write_text(f"q Q0 a 1 0.5 x\n{line}\n", "utf-8")
     with raises(DataError, code="not_run", path=path, line=2):
         read_run(path)
+
+
+def test_a_run_that_is_not_utf8_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "run.trec"
     path.write_bytes(b"\xff\xfe")
     with raises(DataError, code="not_utf8", path=path):
         read_run(path)

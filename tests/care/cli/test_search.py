@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,3 +103,18 @@ def test_hits_show_their_evidence(build_version: Builder, run: Run) -> None:
     assert run("骨折怎么办", "--top-k", "1")[1].splitlines()[1].strip().startswith("第")
     shown = run("骨折怎么办", "--top-k", "1", "--evidence")[1].splitlines()
     assert shown[1].strip() == "骨折要固定。"
+
+
+def test_the_only_index_needs_no_name(
+    build_version: Builder, indexes: Path, pair_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["search", "骨折", "--indexes", str(indexes), "--pair", str(pair_file)]
+    assert main(command) == 2
+    assert "--index" in capsys.readouterr().err
+    build_version(make_records(30))
+    (indexes / "unfinished").mkdir()
+    assert main(command) == 0
+    assert "10 hits in " in capsys.readouterr().out
+    shutil.copytree(indexes / "test", indexes / "second")
+    assert main(command) == 2
+    assert "second, test" in capsys.readouterr().err

@@ -81,6 +81,18 @@ def test_rag_refuses_without_the_model_if_no_passage_has_the_score(open_url: str
     assert output.splitlines() == [REFUSAL] and not asked
 
 
+def test_rag_gives_a_passage_without_a_title_as_its_text(open_url: str) -> None:
+    chat = MagicMock()
+    chat.chat.completions.create.return_value.choices[0].message.content = "少吃盐[1]。"
+    with Client(open_url) as client:
+        found = client.search(QUERY, top_k=1)
+    hit = found.hits[0].model_copy(update={"title": ""})
+    search = MagicMock(search=lambda *_, **__: found.model_copy(update={"hits": [hit]}))
+    assert rag.answer(QUERY, search, chat, "m", thresholds={}).sources == {1: hit}
+    given = chat.chat.completions.create.call_args.kwargs["messages"][-1]["content"]
+    assert f"\n[1] {hit.text}\n" in given
+
+
 def test_rag_refuses_without_the_model_what_nothing_in_the_index_answers(open_url: str) -> None:
     model = MagicMock()
     with Client(open_url) as client:
