@@ -12,6 +12,9 @@ from typer import Option
 from care.options import folder
 
 Index = Annotated[str, Option(envvar="CARE_INDEX", metavar="NAME", help="Name of the index.")]
+Port = Annotated[
+    str | None, Option(metavar="PORT", help="Port to listen on (default: CARE_PORT, or 8000).")
+]
 Json = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from care.cli.options import Json, Served, takes_fields
+from care.cli.options import Json, Port, Served, takes_fields
 from care.cli.output import note, show
 
 
@@ -18,9 +18,7 @@ def serve(
         str | None,
         Option(metavar="ADDRESS", help="Address to listen on (default: CARE_HOST, or 127.0.0.1)."),
     ] = None,
-    port: Annotated[
-        str | None, Option(metavar="PORT", help="Port to listen on (default: CARE_PORT, or 8000).")
-    ] = None,
+    port: Port = None,
     workers: Annotated[
         str | None,
         Option(
