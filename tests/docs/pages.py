@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # Pages whose blocks are run; the others have their links checked alone.
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").glob("*.md")))
 # Blocks that need "clients" are run by tests/engines/clients.
 NEEDS = frozenset({"gpu", "hub", "docker", "cluster", "hours", "clients", "wheel"})
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import typer
+from playwright._impl._driver import compute_driver_executable
 
 from care.cli.main import app
 from core.service_process import free_port
@@ -214,6 +215,7 @@ def make_checkout(folder: Path) -> None:
             "care": f'exec {sys.executable} -m care "$@"',
             # Without --fail an error of the service would look like success.
             "curl": f'exec {shutil.which("curl")} --fail-with-body "$@"',
+            "node": f'exec {compute_driver_executable()[0]} "$@"',
         }
         (folder / name / "bin").mkdir(parents=True)
         for program, line in programs.items():
