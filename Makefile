@@ -79,7 +79,7 @@ CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu demo check test chain environments test-engines test-vllm test-distributed test-clients test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality care-mini care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench bench-peers format docs image test-image clean
+.PHONY: help gpu demo check test chain environments test-engines test-vllm test-distributed test-clients test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality care-mini care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench bench-peers format docs image test-image release clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,8 +89,8 @@ gpu: ## Use the builds of ONNX Runtime and FAISS for NVIDIA GPUs in .venv and .v
 	@echo '$(ARGS)' >.venv/.gpu
 	@$(MAKE) --no-print-directory $(BASE)
 
-demo: $(BASE) ## Index the sample corpus, serve it, ask three questions; CARE_PORT=8000
-	@.venv/bin/python deploy/demo.py
+demo: $(BASE) ## Index the sample corpus, serve it, ask four questions; CARE_PORT=8000
+	@$(CARE) demo
 
 check: $(CHECK) ## Check format, lint, types and import rules, and run the fast tests: no torch, root, server or browser
 	.venv-check/bin/ruff format --check .
@@ -265,6 +265,9 @@ image: ## Build a container image: TARGET=service, service-gpu or indexer-gpu, I
 test-image: image $(TEST) ## Build the image, index and search with it: needs docker, or podman and root, and an image registry
 	CONTAINERS='$(CONTAINERS)' IMAGE='$(IMAGE)' $(call PYTEST,.venv-test) tests/image
 
+release: .venv-release/.complete ## Build wheels, source distributions and image, and check each in an empty environment: ARGS='--out dist'
+	@.venv-release/bin/python deploy/release.py $(ARGS)
+
 clean: ## Delete the environments, caches and builds; indexes stay
 	rm -rf .venv .venv-* builds .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
@@ -304,6 +307,11 @@ $(TEST): pyproject.toml constraints.txt $(GPU)
 $(LOAD): pyproject.toml constraints.txt
 	$(new_environment)
 	$(PINNED) $$($(@D)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["loadtest"])')
+	@touch $@
+
+.venv-release/.complete: constraints.txt
+	$(new_environment)
+	$(PINNED) build
 	@touch $@
 
 .venv-bench/.complete: loadtest/bench/requirements-sentence-transformers.txt

@@ -1,6 +1,7 @@
 """Tables of figures in documents, from the results of commands."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,16 @@ _SPLITS = {
     "dev": "dev",
 }
 _SPOKEN = "held-out-spoken"
+# Words of the first table in README.zh.md.
+_CHINESE = {
+    r"nDCG@10, in patients' words": "nDCG@10（口语）",
+    r"second edition of (`.*?`)": r"\1 第二版",
+    r"BM25 over jieba's words": "BM25（jieba 分词）",
+    r"BM25 over characters and bigrams": "BM25（单字和二字组）",
+    r"By (`.*?`) at (\w+), (.*?), (\d+) processors \((.*)\)\.": (
+        r"\1，提交 \2，\3，\4 个处理器（\5）。"
+    ),
+}
 
 
 def quality() -> str:
@@ -45,6 +56,15 @@ def quality() -> str:
         for system in result["systems"]
     ]
     return _table(head, rows, _source(result, "make quality"))
+
+
+def quality_in_chinese() -> str:
+    """Returns the table of `quality` for README.zh.md."""
+    text = quality()
+    for english, chinese in _CHINESE.items():
+        text, found = re.subn(english, chinese, text)
+        assert found, english
+    return text
 
 
 def splits() -> str:
@@ -122,6 +142,7 @@ def curation(name: str) -> str:
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "quality": quality,
+    "quality-zh": quality_in_chinese,
     "splits": splits,
     "lookup": lookup,
     "encoders": encoders,

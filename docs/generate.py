@@ -42,6 +42,7 @@ SCORES = DOCS.parent / "training" / "results" / "ablations" / "scores.json"
 # Documents with generated parts.
 DOCUMENTS = (
     DOCS.parent / "README.md",
+    DOCS.parent / "README.zh.md",
     SECURITY,
     DOCS / "make-a-benchmark.md",
     DOCS / "reproduction.md",

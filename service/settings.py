@@ -26,7 +26,7 @@ _LOG = logging.getLogger("care.service")
 
 # Variables with the same prefix that are not settings of the service: those of other commands and
 # of load tests, and those that Kubernetes sets for Services named care and care-….
-_OTHER_VARIABLES = {"CARE_BUILDS", "CARE_LOAD_KEY"}
+_OTHER_VARIABLES = {"CARE_BUILDS", "CARE_HUB", "CARE_LOAD_KEY"}
 _OF_KUBERNETES = re.compile(
     r"CARE_(\w+_)?(SERVICE_(HOST|PORT\w*)=|PORT_\d+_(TCP|UDP|SCTP)\w*=|PORT=(tcp|udp|sctp)://)"
 )

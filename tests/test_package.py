@@ -1,6 +1,7 @@
-"""The wheel: contents, licences and size."""
+"""The wheel: contents, licences and size, and that it works without the checkout."""
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -52,14 +53,47 @@ def test_the_wheel_contains_all_files_of_the_packages_except_results(names: set[
         for path in (ROOT / package).rglob("*")
         if path.is_file() and not {"results", "__pycache__"} & set(path.parts)
     }
+    # care/data is a link to data.
+    expected |= {
+        f"care/{path.relative_to(ROOT).as_posix()}"
+        for pattern in ("sample/*.*", "sample/qrels/*", "unanswerable/*")
+        for path in (ROOT / "data").glob(pattern)
+    }
     carried = {name for name in names if ".dist-info/" not in name}
     assert carried == expected
     for name in (
         "models/care-mini/query.onnx",
         "service/routes/page/index.html",
+        "care/data/sample/corpus.jsonl",
         "training/experiments/phrases.yaml",
     ):
         assert name in carried
+
+
+def test_the_demo_of_the_wheel_needs_no_checkout(wheel: Path, tmp_path: Path) -> None:
+    installed, folder = tmp_path / "installed", tmp_path / "folder"
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(installed)
+    folder.mkdir()
+    environment = {name: text for name, text in os.environ.items() if "CARE_" not in name}
+    done = subprocess.run(
+        [sys.executable, "-m", "care", "demo", "--check", "--port", "0"],
+        cwd=folder,
+        env=environment | {"PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("问：") == 4
+    assert {path.name for path in folder.iterdir()} == {"builds", "indexes"}
+    version = subprocess.run(
+        [sys.executable, "-m", "care", "--version"],
+        cwd=folder,
+        env=environment | {"PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert version.stdout == f"care-retrieval {PROJECT['project']['version']}\n"
 
 
 def test_the_wheel_contains_the_licences(wheel: Path, names: set[str]) -> None:

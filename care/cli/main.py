@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from care.cli import (
@@ -13,6 +15,7 @@ from care.cli import (
     bench,
     cmedteb,
     curate,
+    demo,
     doctor,
     evaluate,
     export,
@@ -23,6 +26,7 @@ from care.cli import (
     train,
     versions,
 )
+from care.cli.output import print_lines
 from core import cli
 from core.terminal import shown
 
@@ -30,15 +34,27 @@ from core.terminal import shown
 _HELP = (
     "Index and search Chinese medical text.\n\n"
     "A large encoder encodes documents offline. A small encoder, which shares its vector space, "
-    "encodes queries online. To begin:\n\n"
-    "    care index data/sample/corpus.jsonl --index sample\n\n"
-    '    care search "血压高的人平时吃饭要注意什么？" --index sample'
+    "encodes queries online. To begin with a sample, then with documents of your own:\n\n"
+    "    care demo\n\n"
+    "    care index corpus.jsonl --index mine\n\n"
+    '    care search "高血压能喝咖啡吗" --index mine'
 )
 _INTERRUPTED = "interrupted; index, update, train and curate resume if you run the command again"
 
 
 # Not every release of Typer exports it.
 _UsageError: Any = typer.BadParameter.__base__
+
+
+def _print_version(asked: bool) -> None:
+    if not asked:
+        return
+    try:
+        found = version("care-retrieval")
+    except PackageNotFoundError:
+        found = "of a checkout that is not installed"
+    print_lines([f"care-retrieval {found}"])
+    raise typer.Exit
 
 
 class _Commands(TyperGroup):
@@ -76,6 +92,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def _care(
+    version: Annotated[
+        bool,
+        Option("--version", help="Print the version.", is_eager=True, callback=_print_version),
+    ] = False,
+) -> None:
+    """Takes the options of `care` itself."""
+
+
 INDEXES, SEARCH, EVALUATION = "Indexes", "Search", "Evaluation"
 TRAINING, DIAGNOSIS, MAINTENANCE = "Training and data", "Diagnosis", "Maintenance"
 app.command("index", rich_help_panel=INDEXES)(index.index)
@@ -83,6 +111,7 @@ app.command("update", rich_help_panel=INDEXES)(index.update)
 app.add_typer(versions.app, name="versions", rich_help_panel=INDEXES)
 app.add_typer(alias.app, name="alias", rich_help_panel=INDEXES)
 app.command("search", rich_help_panel=SEARCH)(search.search)
+app.command("demo", rich_help_panel=SEARCH)(demo.demo)
 app.command("serve", rich_help_panel=SEARCH)(serve.serve)
 app.command("key", rich_help_panel=SEARCH)(serve.key)
 app.command("evaluate", rich_help_panel=EVALUATION)(evaluate.evaluate)

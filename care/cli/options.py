@@ -22,6 +22,9 @@ OnlyIndex = Annotated[
         help="Name of the index (default: the only one in --indexes).",
     ),
 ]
+Port = Annotated[
+    str | None, Option(metavar="PORT", help="Port to listen on (default: CARE_PORT, or 8000).")
+]
 Json = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from typer import BadParameter, Option
 
-from care.cli.options import Json, Served, takes_fields
+from care.cli.options import Json, Port, Served, takes_fields
 from care.cli.output import note, show
 from care.cli.search import filter_of
 
@@ -20,9 +20,7 @@ def serve(
         str | None,
         Option(metavar="ADDRESS", help="Address to listen on (default: CARE_HOST, or 127.0.0.1)."),
     ] = None,
-    port: Annotated[
-        str | None, Option(metavar="PORT", help="Port to listen on (default: CARE_PORT, or 8000).")
-    ] = None,
+    port: Port = None,
     workers: Annotated[
         str | None,
         Option(

@@ -1,5 +1,8 @@
 """Checkpoints of transformers: download, tokenizer and result, common to all backends."""
 
+import logging
+import os
+import re
 from collections.abc import Sequence
 from os.path import normpath
 from pathlib import Path
@@ -8,10 +11,14 @@ from huggingface_hub import snapshot_download
 from transformers import AutoTokenizer
 
 from core.encoders import EncoderSpec, Encoding
-from core.errors import PairError
+from core.errors import CareError, PairError, ProviderError
 from core.types import FloatArray
 from models.encoders.tokenizer import TextTokenizer, Tokens, make_encoding
 
+_LOG = logging.getLogger("care")
+
+# Names of models on ModelScope; the library of Hugging Face checks them itself.
+_MODEL = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 # Weights for other frameworks, which are not downloaded.
 _IGNORED = ["*.gguf", "*.h5", "*.msgpack", "*.onnx*", "*.ot", "onnx/*", "openvino/*"]
 # Files of a tokenizer and of configurations, without weights.
@@ -19,9 +26,10 @@ SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 
 
 def checkpoint_folder(spec: EncoderSpec, folder: Path, *, tokenizer_only: bool = False) -> Path:
-    """Returns the local folder of a checkpoint; downloads it from the Hugging Face Hub if needed.
+    """Returns the local folder of a checkpoint; downloads it from the hub if needed.
 
-    Paths in the specification are relative to `folder`.
+    The hub is that of Hugging Face, or ModelScope if `CARE_HUB` is `modelscope`. Paths in the
+    specification are relative to `folder`.
 
     Raises:
         PairError: If the folder is not a checkpoint, or the download fails.
@@ -53,6 +61,12 @@ def download(
     `field` is that of a pair's TOML file which may name a folder in its place, if there is one.
     PairError if the download fails.
     """
+    hub = os.environ.get("CARE_HUB") or "huggingface"
+    if hub not in ("huggingface", "modelscope"):
+        message = f"CARE_HUB is '{hub}': set it to huggingface or modelscope"
+        raise CareError(message, code="invalid_setting", name="CARE_HUB")
+    if hub == "modelscope":
+        return _download_from_modelscope(model, field, patterns)
     try:
         folder = snapshot_download(
             model, revision=revision, allow_patterns=patterns, ignore_patterns=_IGNORED
@@ -62,11 +76,37 @@ def download(
         instead = f"set {field} in the pair's TOML file to" if field else "give the path of"
         message = (
             f"the download of {model}{at} from the Hugging Face Hub failed "
-            f"({type(error).__name__}): {instead} a local folder"
+            f"({type(error).__name__}): set HF_ENDPOINT to a mirror or CARE_HUB=modelscope, or "
+            f"{instead} a local folder"
         )
         raise PairError(
             message, code="download_failed", model=model, revision=revision, field=field
         ) from error
+    return Path(folder)
+
+
+def _download_from_modelscope(model: str, field: str, patterns: list[str] | None) -> Path:
+    """Downloads the newest files of a model: ModelScope has no commits of the other hub."""
+    try:
+        from modelscope import snapshot_download as download
+    except ModuleNotFoundError as error:
+        message = f"CARE_HUB=modelscope needs {error.name}: pip install 'modelscope>=1.38,<2'"
+        raise ProviderError(message, code="missing_package", package=error.name) from error
+    try:
+        if not _MODEL.fullmatch(model):
+            raise ValueError("not OWNER/NAME")
+        folder = download(model, allow_patterns=patterns, ignore_patterns=_IGNORED)
+    except Exception as error:  # the library raises nothing narrower
+        message = (
+            f"the download of {model} from ModelScope failed ({type(error).__name__}): if it has "
+            f"another name there, download it and set {field} in the pair's TOML file to its folder"
+        )
+        raise PairError(message, code="download_failed", model=model, field=field) from error
+    _LOG.warning(
+        "%s is from ModelScope, which does not have the pair's revision: use the same folder for "
+        "all that is to share an index",
+        model,
+    )
     return Path(folder)
 
 

@@ -10,11 +10,12 @@ ROOT = Path(__file__).parents[2]
 # Pages whose blocks are run; the others have their links checked alone.
 PAGES = (
     ROOT / "README.md",
+    ROOT / "README.zh.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "operate").glob("*.md")),
 )
 # Blocks that need "clients" are run by tests/engines/clients.
-NEEDS = frozenset({"gpu", "hub", "docker", "cluster", "hours", "clients", "root"})
+NEEDS = frozenset({"gpu", "hub", "docker", "cluster", "hours", "clients", "root", "wheel"})
 
 _BLOCK = re.compile(
     r"^(?:<!-- (?P<mark>\w+): (?P<value>.*?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$",

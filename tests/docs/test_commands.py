@@ -20,8 +20,9 @@ from typing import Any
 
 import pytest
 import typer
+from playwright._impl._driver import compute_driver_executable
 
-from care.cli.main import app
+from care.cli.main import app, main
 from core.service_process import free_port
 from tests.curation.endpoints import grader, scripted_server
 from tests.docs.pages import NEEDS, PAGES, ROOT, Block, blocks, shell_commands
@@ -30,11 +31,10 @@ pytestmark = pytest.mark.e2e
 
 MARKS = {"needs", "file", "prints", "before"}
 # Commands that serve until they are stopped.
-SERVERS = (["care", "serve"], ["make", "serve"], ["make", "demo"])
+SERVERS = (["care", "serve"], ["care", "demo"], ["make", "serve"], ["make", "demo"])
 # Seconds of load, at a rate that a busy machine serves too.
 SHORTER = {"DURATION=30s": "DURATION=5s", "MIN_RATE=50": "MIN_RATE=1"}
-# Queries of each split; `make demo` calibrates with at least 50 in all.
-FEW, ENOUGH = 4, 20
+QUERIES_OF_A_SPLIT = 4
 ENVIRONMENTS = (".venv", ".venv-test", ".venv-check", ".venv-loadtest")
 
 
@@ -132,10 +132,24 @@ class Session:
                 time.sleep(0.1)
 
 
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The builds of the sample, whose vectors the demo of each page takes."""
+    folder = tmp_path_factory.mktemp("sample")
+    folders = ["--indexes", str(folder / "indexes"), "--builds", str(folder / "builds")]
+    corpus = ROOT / "data" / "sample" / "corpus.jsonl"
+    assert main(["index", str(corpus), "--index", "sample", *folders]) == 0
+    return folder / "builds"
+
+
 @pytest.fixture
-def session(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+def session(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Session]:
     folder = tmp_path / "checkout"
-    make_checkout(folder, ENOUGH if "make demo\n" in page.read_text("utf-8") else FEW)
+    make_checkout(folder)
+    if "make demo\n" in page.read_text("utf-8"):
+        shutil.copytree(request.getfixturevalue("encoded"), folder / "builds")
     monkeypatch.chdir(folder)
     for name in [name for name in os.environ if name.startswith("CARE_")]:
         monkeypatch.delenv(name)
@@ -209,7 +223,7 @@ def parse(arguments: list[str], place: str) -> None:
         context = command.make_context(name, rest, parent=context)
 
 
-def make_checkout(folder: Path, queries: int) -> None:
+def make_checkout(folder: Path) -> None:
     """Makes a folder with what the pages name: a small sample and recipe, a Makefile, tools."""
     folder.mkdir()
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
@@ -217,7 +231,7 @@ def make_checkout(folder: Path, queries: int) -> None:
     for name in ("data", "deploy", "loadtest", "training/recipes"):
         ignored = shutil.ignore_patterns("results", "__pycache__")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    shrink_sample(folder / "data" / "sample", queries)
+    shrink_sample(folder / "data" / "sample")
     releases = folder / "opt" / "care"
     releases.mkdir(parents=True)
     for release in ("0.1.0", "0.2.0"):
@@ -229,6 +243,7 @@ def make_checkout(folder: Path, queries: int) -> None:
             "care": f'exec {sys.executable} -m care "$@"',
             # Without --fail an error of the service would look like success.
             "curl": f'exec {shutil.which("curl")} --fail-with-body "$@"',
+            "node": f'exec {compute_driver_executable()[0]} "$@"',
         }
         (folder / name / "bin").mkdir(parents=True)
         for program, line in programs.items():
@@ -241,13 +256,13 @@ def make_checkout(folder: Path, queries: int) -> None:
             (folder / name / stamp).touch()
 
 
-def shrink_sample(folder: Path, of_a_split: int) -> None:
+def shrink_sample(folder: Path) -> None:
     """Keeps some queries of each split, and the documents that are judged for them."""
     documents: set[str] = set()
     queries: set[str] = set()
     for path in (folder / "qrels").glob("*.tsv"):
         header, *rows = path.read_text("utf-8").splitlines()
-        kept = list(dict.fromkeys(row.split("\t")[0] for row in rows))[:of_a_split]
+        kept = list(dict.fromkeys(row.split("\t")[0] for row in rows))[:QUERIES_OF_A_SPLIT]
         rows = [row for row in rows if row.split("\t")[0] in kept]
         path.write_text("\n".join([header, *rows, ""]), "utf-8")
         queries.update(kept)

@@ -26,7 +26,7 @@ def start_demo(folder: Path, port: int, stderr: int | None = None) -> "subproces
     # The demo asks its own service, which no proxy reaches.
     variables |= {"HTTP_PROXY": "http://127.0.0.1:9", "ALL_PROXY": "socks5://127.0.0.1:9"}
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "deploy" / "demo.py")],
+        [sys.executable, "-m", "care", "demo"],
         cwd=folder,
         env=os.environ | variables | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
@@ -49,7 +49,6 @@ def read_until_up(demo: "subprocess.Popen[str]") -> str:
 def test_demo_answers_and_refuses_stays_up_and_reuses_its_index(
     tmp_path: Path, built: Path
 ) -> None:
-    (tmp_path / "data").symlink_to(ROOT / "data")
     # Reuses the vectors of an earlier build, because encoding takes most of the time.
     shutil.copytree(built / "builds", tmp_path / "builds")
     versions = []
@@ -92,7 +91,6 @@ def test_demo_names_the_variable_when_the_port_is_taken(tmp_path: Path) -> None:
 
 def test_a_demo_that_loses_its_port_ends_with_one_line(tmp_path: Path, built: Path) -> None:
     """The port is free when the demo looks, and taken when the service does."""
-    (tmp_path / "data").symlink_to(ROOT / "data")
     shutil.copytree(built / "builds", tmp_path / "builds")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

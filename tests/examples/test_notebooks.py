@@ -7,7 +7,7 @@ import nbclient
 import nbformat
 import pytest
 
-from tests.docs.test_commands import FEW, ROOT, make_checkout
+from tests.docs.test_commands import ROOT, make_checkout
 
 pytestmark = [pytest.mark.train, pytest.mark.e2e]
 
@@ -28,7 +28,7 @@ def values(name: str, folder: Path) -> list[str]:
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that looks like a checkout, in which the kernel starts."""
-    make_checkout(tmp_path / "checkout", FEW)
+    make_checkout(tmp_path / "checkout")
     (tmp_path / "checkout" / "examples").mkdir()
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return tmp_path / "checkout" / "examples"

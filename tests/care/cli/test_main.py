@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,18 @@ def test_each_command_has_help(
     assert f"care {' '.join(command)}" in output
     assert main([*command, "-h"]) == 0
     assert capsys.readouterr().out == output
+
+
+def test_the_first_commands_that_the_help_names_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = (line.strip() for line in capsys.readouterr().out.splitlines())
+    first = [parse(line)[0] for line in lines if line.startswith("care ")]
+    assert first == ["demo", "index", "search"]
+
+
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"care-retrieval {version('care-retrieval')}\n"
 
 
 def test_the_commands_are_those_that_the_documents_name() -> None:

@@ -3,6 +3,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import types
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModel
 
 from core.encoders import Encoder, Pair, Pooling
-from core.errors import PairError, ProviderError, VectorError
+from core.errors import CareError, PairError, ProviderError, VectorError
 from core.manifest import Chunking
 from core.text import document_text
 from core.types import Document
@@ -323,6 +324,52 @@ def test_a_failed_download_is_an_error(
     with raises(PairError, "download_failed", model=model, field=field) as caught:
         load(qwen3, **away)
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """What is downloaded from ModelScope: name and options; the folder is that of the name."""
+    found: list[tuple[str, dict[str, Any]]] = []
+
+    def download(name: str, **options: Any) -> str:
+        found.append((name, options))
+        if name == "tiny/none":
+            raise RuntimeError("not found")
+        return str(folders[name])
+
+    folders: dict[str, Path] = {}
+    module = types.ModuleType("modelscope")
+    module.snapshot_download = download  # type: ignore[attr-defined]
+    module.folders = folders  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "modelscope", module)
+    monkeypatch.setenv("CARE_HUB", "modelscope")
+    return found
+
+
+def test_checkpoints_are_downloaded_from_modelscope(
+    qwen3: Path, downloads: list[tuple[str, dict[str, Any]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    sys.modules["modelscope"].folders["tiny/model"] = qwen3
+    here, there = load(qwen3), load(qwen3, weights="", model="tiny/model")
+    assert np.array_equal(here.encode(TEXTS).vectors, there.encode(TEXTS).vectors)
+    assert {name for name, _ in downloads} == {"tiny/model"}
+    assert "revision" not in downloads[0][1]
+    assert "revision" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["tiny/none", "https://example.org/model", "../model", "a/b/c"])
+def test_a_failed_download_from_modelscope_is_an_error(
+    qwen3: Path, downloads: list[tuple[str, dict[str, Any]]], name: str
+) -> None:
+    with raises(PairError, "download_failed", model=name, field="weights"):
+        load(qwen3, weights="", model=name)
+    assert [asked for asked, _ in downloads] == ["tiny/none"] * (name == "tiny/none")
+
+
+def test_another_hub_is_an_error(qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARE_HUB", "other")
+    with raises(CareError, "invalid_setting", name="CARE_HUB"):
+        load(qwen3, weights="", model="tiny/model")
 
 
 @pytest.mark.parametrize(
