@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, Route
+from playwright.sync_api import Page, Request, Route
 
 QUESTION = "血压高的人平时吃饭要注意什么"
 
@@ -43,6 +43,13 @@ _FAINT_TEXTS = """() => {
 def ask(page: Page, question: str) -> None:
     page.fill("#query", question)
     page.press("#query", "Enter")
+
+
+def body_of(request: Request) -> dict[str, Any]:
+    """Returns the JSON object in the body of a request."""
+    body = request.post_data_json
+    assert isinstance(body, dict)
+    return body
 
 
 def answer_with_problem(page: Page, status: int, body: object, mode: str = "") -> None:

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 from care.cli.main import main
 from core.service_process import running_service
 from tests.conftest import ADMIN_KEY, SEARCH_KEY, make_records, write_jsonl
-from tests.e2e.browsing import answer_with_problem, ask, open_panel
+from tests.e2e.browsing import answer_with_problem, ask, body_of, open_panel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.browser]
 
@@ -97,12 +97,12 @@ def test_values_of_every_filter_field_can_be_chosen(browser: Browser, tmp_path: 
         with page.expect_request("**/search") as sent:
             page.get_by_label("从", exact=True).fill("2022")
             page.keyboard.press("Enter")
-        assert sent.value.post_data_json["filter"] == {"year": {"gte": 2022}}
+        assert body_of(sent.value)["filter"] == {"year": {"gte": 2022}}
         expect(hits).to_have_count(4)
         with page.expect_request("**/search") as sent:
             page.get_by_label("到", exact=True).fill("2021")
             page.keyboard.press("Enter")
-        assert sent.value.post_data_json["filter"] == {"year": {"gte": 2022, "lte": 2021}}
+        assert body_of(sent.value)["filter"] == {"year": {"gte": 2022, "lte": 2021}}
         expect(hits).to_have_count(0)
         page.get_by_role("button", name="去掉筛选条件后再试。").click()
         expect(hits).to_have_count(10)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 import pytest
@@ -16,6 +15,7 @@ from tests.e2e.browsing import (
     QUESTION,
     answer_with_problem,
     ask,
+    body_of,
     faint_texts,
     heading_levels,
     open_panel,
@@ -47,12 +47,6 @@ def compare(page: Page, mode: str = "lexical") -> None:
     page.select_option("#compare", mode)
     ask(page, QUESTION)
     expect(page.locator(".column")).to_have_count(2)
-
-
-def body_of(request: Request) -> dict[str, Any]:
-    body = request.post_data_json
-    assert isinstance(body, dict)
-    return body
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from tests.e2e.browsing import (
     answer_with_hits,
     answer_with_problem,
     ask,
+    body_of,
     change_index,
     open_panel,
     overflow,
@@ -98,12 +99,12 @@ def test_fields_are_lists_ranges_and_switches_and_unique_ones_are_hidden(page: P
     answer_with_hits(page, [{"title": "一"}])
     with page.expect_request("**/search") as sent:
         page.get_by_role("switch", name="reviewed").check()
-    assert sent.value.post_data_json["filter"] == {"reviewed": [True]}
+    assert body_of(sent.value)["filter"] == {"reviewed": [True]}
     fields.nth(3).locator("summary").click()
     with page.expect_request("**/search") as sent:
         fields.nth(3).get_by_label("从", exact=True).fill("2024-02-01")
     expected = {"date": ["2024-02-07", "2024-03-01"], "reviewed": [True]}
-    assert sent.value.post_data_json["filter"] == expected
+    assert body_of(sent.value)["filter"] == expected
 
 
 def test_the_question_box_grows_and_counts_and_enter_searches(page: Page) -> None:
@@ -216,7 +217,7 @@ def test_more_results_follow_and_the_first_new_one_has_the_focus(page: Page) -> 
     first = page.locator(HITS).first.get_attribute("data-id")
     with page.expect_request("**/search") as sent:
         page.get_by_role("button", name="更多结果").click()
-    assert sent.value.post_data_json["top_k"] == 20
+    assert body_of(sent.value)["top_k"] == 20
     expect(page.locator(HITS)).to_have_count(20)
     assert page.locator(HITS).first.get_attribute("data-id") == first
     expect(page.locator(HITS).nth(10)).to_be_focused()
@@ -311,13 +312,13 @@ def test_going_back_and_reloading_keep_the_question_on_this_device(page: Page, u
         ask(page, QUESTION)
     with page.expect_request("**/search") as sent:
         page.go_back()
-    assert sent.value.post_data_json["query"] == "发烧怎么办"
-    assert sent.value.post_data_json["filter"] == {"department": ["儿科"]}
+    assert body_of(sent.value)["query"] == "发烧怎么办"
+    assert body_of(sent.value)["filter"] == {"department": ["儿科"]}
     assert page.locator("#query").input_value() == "发烧怎么办"
     with page.expect_request("**/search") as sent:
         page.reload()
-    assert sent.value.post_data_json["query"] == "发烧怎么办"
-    assert sent.value.post_data_json["filter"] == {"department": ["儿科"]}
+    assert body_of(sent.value)["query"] == "发烧怎么办"
+    assert body_of(sent.value)["filter"] == {"department": ["儿科"]}
     expect(page.locator(HITS)).to_have_count(10)
     assert page.url == f"{url}/"
     assert page.title() == "医学文本检索"
@@ -406,7 +407,7 @@ def test_a_search_by_words_without_hits_offers_to_search_by_meaning(page: Page) 
     expect(page.locator(".advice")).to_be_visible()
     with page.expect_request("**/search") as sent:
         page.get_by_role("button", name="也按意思查找。").click()
-    assert sent.value.post_data_json["mode"] == "hybrid"
+    assert body_of(sent.value)["mode"] == "hybrid"
     expect(page.locator(HITS)).to_have_count(10)
 
 
