@@ -1,8 +1,11 @@
 """Helpers for tests of the search page in a browser."""
 
 import json
+from collections.abc import Callable
+from typing import Any
 
-from playwright.sync_api import Page
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, Request, Route
 
 QUESTION = "血压高的人平时吃饭要注意什么"
 
@@ -42,6 +45,13 @@ def ask(page: Page, question: str) -> None:
     page.press("#query", "Enter")
 
 
+def body_of(request: Request) -> dict[str, Any]:
+    """Returns the JSON object in the body of a request."""
+    body = request.post_data_json
+    assert isinstance(body, dict)
+    return body
+
+
 def answer_with_problem(page: Page, status: int, body: object, mode: str = "") -> None:
     """Answers searches, or those in a mode, with an error."""
     content = {"status": status, "content_type": "application/problem+json"}
@@ -53,6 +63,45 @@ def answer_with_problem(page: Page, status: int, body: object, mode: str = "") -
             else route.continue_()
         ),
     )
+
+
+def answer_with_hits(page: Page, hits: list[dict[str, Any]], **fields: object) -> None:
+    """Answers searches with these hits, of which missing fields are made up."""
+    answer = {
+        "index": {"name": "sample", "version": "v1"},
+        "timings_ms": {},
+        "mode": "hybrid",
+        "cached": False,
+        "failed_channels": [],
+        "reranked": False,
+        "answerable": None,
+    }
+    made_up = {"title": "", "text": "", "metadata": {}, "score": 0.5, "evidence": None}
+    full = [{"id": f"d{i}", "rank": i, **made_up, **hit} for i, hit in enumerate(hits, 1)]
+    page.route("**/search", lambda route: route.fulfill(json=answer | {"hits": full} | fields))
+
+
+def change_index(page: Page, change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes what the service says of its index, from the next load of the page on."""
+
+    def respond(route: Route) -> None:
+        index = route.fetch().json()
+        change(index)
+        route.fulfill(json=index)
+
+    page.route("**/index", respond)
+
+
+def open_panel(page: Page) -> None:
+    """Opens the sheet of filters and options; at wide windows they stand at the side."""
+    if page.locator("#open-filters").is_visible():
+        page.locator("#open-filters").click()
+
+
+def violations(page: Page) -> list[str]:
+    """Returns the rules of axe that the page violates, with the nodes."""
+    found = Axe().run(page).response["violations"]
+    return [f"{rule['id']}: {[node['html'] for node in rule['nodes']]}" for rule in found]
 
 
 def faint_texts(page: Page) -> list[str]:

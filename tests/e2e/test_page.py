@@ -15,32 +15,32 @@ from playwright.sync_api import Browser, Page, expect
 from care.cli.main import main
 from core.service_process import running_service
 from tests.conftest import ADMIN_KEY, SEARCH_KEY, make_records, write_jsonl
-from tests.e2e.browsing import answer_with_problem, ask
+from tests.e2e.browsing import answer_with_problem, ask, body_of, open_panel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.browser]
 
 
-def test_a_search_shows_hits_scores_and_stage_times(page: Page) -> None:
+def test_a_search_shows_hits_first_and_scores_and_stage_times_to_developers(page: Page) -> None:
     ask(page, "血压高的人平时吃饭要注意什么")
     expect(page.locator(".hits li[data-id]")).to_have_count(10)
     first = page.locator(".hits li[data-id]").first
-    expect(first.locator(".score")).to_contain_text(re.compile(r"0\.\d+"))
     expect(first).to_contain_text("血压")
-    expect(page.locator("#status")).to_contain_text("10")
+    expect(page.locator("#status")).to_have_text("找到 10 条")
+    expect(first.locator(".score")).to_be_hidden()
+    expect(page.locator(".timings")).to_be_hidden()
+    open_panel(page)
+    page.get_by_role("switch", name="开发者信息").check()
+    page.get_by_role("button", name="显示结果").click()
+    expect(first.locator(".score")).to_contain_text(re.compile(r"0\.\d+"))
     expect(page.locator(".timings")).to_contain_text("编码")
-
-
-def test_the_best_sentence_of_a_hit_is_bold(page: Page) -> None:
-    with page.expect_response("**/search") as answered:
-        ask(page, "血压高的人平时吃饭要注意什么")
-    hits = answered.value.json()["hits"]
-    expect(page.locator(".hits li[data-id] strong")).to_have_count(10)
-    for item, hit in zip(page.locator(".hits li[data-id]").all(), hits, strict=True):
-        assert item.locator(".text").text_content() == hit["text"]
-        assert item.locator("strong").text_content() == hit["evidence"]["text"]
+    expect(page.locator("#status")).to_contain_text("毫秒")
+    page.reload()
+    expect(page.locator(".timings")).to_be_visible()  # the switch is remembered on the device
 
 
 def test_the_mode_can_be_chosen_and_applies_at_once(page: Page) -> None:
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.get_by_role("switch", name="开发者信息").check()
     expect(page.locator("#mode option")).to_have_count(3)
     assert page.locator("#mode").input_value() == "hybrid"
     with page.expect_response("**/search") as first:
@@ -51,12 +51,15 @@ def test_the_mode_can_be_chosen_and_applies_at_once(page: Page) -> None:
     expect(page.locator(".hits li[data-id]")).to_have_count(10)
 
 
-def test_a_filter_chip_filters_the_hits(page: Page) -> None:
+def test_a_chosen_value_filters_the_hits(page: Page) -> None:
     ask(page, "发烧怎么办")
     expect(page.locator(".hits li[data-id]")).to_have_count(10)
-    chip = page.locator('button[data-field="department"]', has_text="儿科")
-    chip.click()
-    expect(chip).to_have_attribute("aria-pressed", "true")
+    open_panel(page)
+    page.locator("summary", has_text="科室").click()
+    page.get_by_role("checkbox", name="儿科", exact=True).check()
+    expect(page.locator("summary", has_text="科室").locator(".filter-count")).to_have_text("1")
+    page.get_by_role("button", name="显示结果").click()
+    expect(page.locator("#open-filters")).to_have_text("筛选（1）")
     expect(page.locator(".hits li[data-id]:not(:has-text('儿科'))")).to_have_count(0)
     expect(page.locator(".hits li[data-id]:has-text('儿科')")).to_have_count(10)
 
@@ -75,24 +78,35 @@ def test_values_of_every_filter_field_can_be_chosen(browser: Browser, tmp_path: 
     folders = ["--indexes", str(tmp_path / "indexes"), "--builds", str(tmp_path / "builds")]
     assert main(["index", str(corpus), "--index", "fields", *folders]) == 0
     with running_service(tmp_path / "indexes", "fields") as service:
-        page = browser.new_page()
+        page = browser.new_page(viewport={"width": 1280, "height": 800}, locale="zh-CN")
         page.goto(service.url)
         ask(page, "发热")
         hits = page.locator(".hits li[data-id]")
         expect(hits).to_have_count(10)
-        for field, value, count in (
-            ("year", "2021", 4),
-            ("rare", "true", 1),
-            ("ward", '"0"', 6),
-            ("tags", '"组1"', 3),
-        ):
-            chip = page.locator(f'button[data-field="{field}"]').and_(
-                page.locator(f"button[data-value={json.dumps(value, ensure_ascii=False)}]")
+        for field, value, count in (("rare", "true", 1), ("ward", '"0"', 6), ("tags", '"组1"', 3)):
+            box = page.locator(f'input[data-field="{field}"]').and_(
+                page.locator(f"input[data-value={json.dumps(value, ensure_ascii=False)}]")
             )
-            chip.click()
+            if not box.is_visible():
+                page.locator(f'details[data-field="{field}"] summary').click()
+            box.check()
             expect(hits).to_have_count(count)
             page.locator("#clear-filters").click()
             expect(hits).to_have_count(10)
+        page.locator('details[data-field="year"] summary').click()
+        with page.expect_request("**/search") as sent:
+            page.get_by_label("从", exact=True).fill("2022")
+            page.keyboard.press("Enter")
+        assert body_of(sent.value)["filter"] == {"year": {"gte": 2022}}
+        expect(hits).to_have_count(4)
+        with page.expect_request("**/search") as sent:
+            page.get_by_label("到", exact=True).fill("2021")
+            page.keyboard.press("Enter")
+        assert body_of(sent.value)["filter"] == {"year": {"gte": 2022, "lte": 2021}}
+        expect(hits).to_have_count(0)
+        page.get_by_role("button", name="去掉筛选条件后再试。").click()
+        expect(hits).to_have_count(10)
+        assert page.get_by_label("从", exact=True).input_value() == ""
         page.close()
 
 
@@ -119,6 +133,7 @@ def test_an_error_is_shown_in_chinese_and_without_hits(page: Page) -> None:
         (415, "unsupported_media_type"),
         (422, "invalid_request"),
         (422, "empty_text"),
+        (422, "filter_not_numeric"),
         (422, "text_too_long"),
         (422, "unknown_filter_field"),
         (422, "mode_not_available"),
@@ -162,6 +177,8 @@ def test_an_empty_query_removes_the_old_hits(page: Page) -> None:
 
 
 def test_score_bars_differ_within_one_response(page: Page) -> None:
+    page.evaluate("localStorage.setItem('care.developer', 'on')")
+    page.reload()
     ask(page, "发烧怎么办")
     expect(page.locator(".hits li[data-id]")).to_have_count(10)
     widths = [
@@ -230,7 +247,7 @@ def test_the_page_works_under_a_prefix(browser: Browser, prefixed: str) -> None:
     ask(page, "发烧怎么办")
     expect(page.locator(".hits li[data-id]")).to_have_count(10)
     expect(page.locator("#index-info")).to_contain_text("sample")
-    page.locator("footer a").click()
+    page.locator("#docs-link").click()
     page.wait_for_url(f"{prefixed}docs")
     page.close()
 
@@ -279,6 +296,7 @@ def test_the_page_fits_a_phone_and_keeps_the_query_out_of_the_url(page: Page) ->
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert "咳嗽" not in page.evaluate("decodeURIComponent(location.href)")
     assert page.evaluate("localStorage.length + sessionStorage.length") == 0
+    assert page.title() == "医学文本检索"
 
 
 def test_the_footer_names_the_index(page: Page) -> None:

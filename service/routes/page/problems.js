@@ -1,73 +1,49 @@
-// Errors in Chinese. The service's codes are stable; its messages are English and are not shown.
+// Errors in the language of the page. The service's codes are stable; its messages are not shown.
 
-import { asObject, asText, byId, element, isNumber } from "./dom.js";
+import { asArray, asObject, asText, button, byId, element, isNumber } from "./dom.js";
+import { hasWords, t } from "./language.js";
 
-// What is wrong, and what the reader can do, by the code of the error.
-const BY_CODE = {
-  invalid_json: "请求的格式不正确，请刷新页面后再试。",
-  invalid_request: "这次检索的内容不符合要求，请修改后再试。",
-  unauthorized: "没有使用此服务的权限：缺少访问密钥，或密钥不正确。",
-  forbidden: "没有使用此服务的权限：此密钥不能用于检索。",
-  not_found: "没有找到所请求的接口，请检查访问地址。",
-  method_not_allowed: "请求的方式不正确，请刷新页面后再试。",
-  body_too_long: "输入的内容太长，请缩短后再试。",
-  unsupported_media_type: "请求的格式不正确，请刷新页面后再试。",
-  empty_text: "请输入想查询的问题。",
-  text_too_long: "问题太长，请缩短后再试。",
-  top_k_too_large: "要求的结果条数太多。",
-  filter_too_large: "筛选条件太多，请减少后再试。",
-  unknown_filter_field: "索引已更新，其中没有所选的筛选条件，请清除后再试。",
-  mode_not_available: "索引已更新，其中没有所选的查找方式，请刷新页面后再试。",
-  rerank_not_available: "索引已更新，其中的结果不能重新排序，请取消后再试。",
-  rerank_too_large: "要重新排序的结果太多，请取消后再试。",
-  overloaded: "服务繁忙，请稍后再试。",
-  rate_limited: "请求太频繁，请稍后再试。",
-  too_many_requests: "服务繁忙，请稍后再试。",
-  shutting_down: "服务正在停止，请稍后再试。",
-  unavailable: "服务所依赖的数据库没有回应，请稍后再试。",
-  deadline_exceeded: "服务处理超时，请稍后再试。",
-  internal_error: "服务出现错误，请稍后再试。",
-};
-
+// The code whose words are shown for a status without a known code, such as a proxy's.
 const BY_STATUS = {
-  400: BY_CODE.invalid_json,
-  401: BY_CODE.unauthorized,
-  403: BY_CODE.forbidden,
-  404: BY_CODE.not_found,
-  405: BY_CODE.method_not_allowed,
-  413: BY_CODE.body_too_long,
-  415: BY_CODE.unsupported_media_type,
-  422: BY_CODE.invalid_request,
-  429: BY_CODE.rate_limited,
-  502: "无法连接到服务，请稍后再试。",
-  503: "服务暂时不可用，请稍后再试。",
-  504: BY_CODE.deadline_exceeded,
+  400: "invalid_json",
+  401: "unauthorized",
+  403: "forbidden",
+  404: "not_found",
+  405: "method_not_allowed",
+  413: "body_too_long",
+  415: "unsupported_media_type",
+  422: "invalid_request",
+  429: "rate_limited",
+  502: "bad_gateway",
+  503: "service_unavailable",
+  504: "deadline_exceeded",
 };
-
-const FIELDS = { query: "问题", filter: "筛选条件", top_k: "结果条数" };
 
 const errorBox = byId("error");
 
 export class Problem extends Error {
-  constructor(heading, { lines = [], requestId = "", retry = false, needsKey = false } = {}) {
+  constructor(heading, { code = "", lines = [], limit = null, requestId = "", retry = false, needsKey = false } = {}) {
     super(heading);
-    Object.assign(this, { heading, lines, requestId, retry, needsKey });
+    Object.assign(this, { heading, code, lines, limit, requestId, retry, needsKey });
   }
 }
 
 function headingFor(status, code) {
-  if (Object.hasOwn(BY_CODE, code)) return BY_CODE[code];
-  if (Object.hasOwn(BY_STATUS, status)) return BY_STATUS[status];
-  return status >= 500 ? BY_CODE.internal_error : "检索没有成功。";
+  if (hasWords(`error.${code}`)) return t(`error.${code}`);
+  if (Object.hasOwn(BY_STATUS, status)) return t(`error.${BY_STATUS[status]}`);
+  return t(status >= 500 ? "error.internal_error" : "problem.other");
 }
 
 // Returns a line about one field; "" if the heading says the same.
 function lineFor(error, code) {
   const name = asText(error.field).split(".")[0];
-  const field = Object.hasOwn(FIELDS, name) ? FIELDS[name] : name;
-  if (isNumber(error.limit)) return `${field}：不能超过 ${error.limit}${name === "query" ? " 个字" : ""}。`;
+  const field = hasWords(`problem.field.${name}`) ? t(`problem.field.${name}`) : name;
+  if (isNumber(error.limit)) {
+    return t("problem.limit", { field, limit: error.limit, unit: name === "query" });
+  }
   if (error.code === code) return "";
-  return `${field}：${Object.hasOwn(BY_CODE, error.code) ? BY_CODE[error.code] : "内容不符合要求。"}`;
+  const known = hasWords(`error.${error.code}`);
+  return t("problem.line", { field, text: t(known ? `error.${error.code}` : "problem.invalid") });
 }
 
 // Reads the error of a response, `application/problem+json` unless it is a proxy's.
@@ -80,14 +56,15 @@ export async function problemFrom(response) {
   }
   const { status } = response;
   const code = asText(body.code);
-  const lines = (Array.isArray(body.errors) ? body.errors : [])
-    .map((error) => lineFor(asObject(error), code))
-    .filter(Boolean);
+  const errors = asArray(body.errors).map(asObject);
+  const lines = errors.map((error) => lineFor(error, code)).filter(Boolean);
   const wait = Number(response.headers.get("Retry-After"));
-  if (wait > 0) lines.push(`建议等待 ${wait} 秒后重试。`);
-  if (!Object.hasOwn(BY_CODE, code)) lines.push(`状态码 ${status}${code ? `，错误代码 ${code}` : ""}`);
+  if (wait > 0) lines.push(t("problem.wait", { wait }));
+  if (!hasWords(`error.${code}`)) lines.push(t("problem.status", { status, code }));
   return new Problem(headingFor(status, code), {
+    code,
     lines,
+    limit: errors.map(({ limit }) => limit).find(isNumber) ?? null,
     requestId: asText(body.request_id) || response.headers.get("X-Request-ID") || "",
     retry: status === 429 || status >= 500,
     needsKey: status === 401,
@@ -98,12 +75,9 @@ export async function problemFrom(response) {
 export function problemOf(error) {
   if (error instanceof Problem) return error;
   if (error?.name === "TimeoutError") {
-    return new Problem("等待服务回应超时。", {
-      lines: ["服务可能正忙，请稍后再试。"],
-      retry: true,
-    });
+    return new Problem(t("problem.timeout"), { lines: [t("problem.timeout.hint")], retry: true });
   }
-  return new Problem("服务的回应无法识别，请稍后再试。", { retry: true });
+  return new Problem(t("problem.unreadable"), { retry: true });
 }
 
 // Returns what to show of a problem. `retry` is called by its button, `useKey` with the access key
@@ -112,15 +86,10 @@ export function problemParts(problem, heading, retry, useKey) {
   const parts = [element(heading, "", problem.heading)];
   for (const line of problem.lines) parts.push(element("p", "", line));
   if (problem.requestId) {
-    parts.push(element("p", "request-id", `请求编号：${problem.requestId}`));
+    parts.push(element("p", "request-id", t("problem.request", { id: problem.requestId })));
   }
-  if (problem.needsKey) parts.push(keyForm(useKey));
-  if (problem.retry && retry) {
-    const button = element("button", "retry", "重试");
-    button.type = "button";
-    button.addEventListener("click", retry);
-    parts.push(button);
-  }
+  if (problem.needsKey && useKey) parts.push(keyForm(useKey));
+  if (problem.retry && retry) parts.push(button("retry", t("retry"), retry));
   return parts;
 }
 
@@ -137,14 +106,14 @@ export function hideProblem() {
 
 function keyForm(useKey) {
   const box = element("form", "key-form");
-  const label = element("label", "", "访问密钥");
+  const label = element("label", "", t("key.label"));
   const field = element("input");
   field.type = "password";
   field.id = "access-key";
   field.autocomplete = "off";
   field.required = true;
   label.htmlFor = field.id;
-  box.append(label, field, element("button", "retry", "使用此密钥"));
+  box.append(label, field, element("button", "retry", t("key.use")));
   box.addEventListener("submit", (event) => {
     event.preventDefault();
     useKey(field.value.trim());

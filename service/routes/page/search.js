@@ -1,97 +1,83 @@
-// The search page. Queries are medical and private: they are sent in the body of POST /search and
-// stored nowhere (no storage, no console; in a link only where the reader asks for one, share.js).
-// Addresses are relative: a proxy may strip a prefix.
+// The search page. A question is kept in the history of this tab, on this device only, so that going
+// back and reloading show it again. It stands neither in the address nor in the title.
 
+import { hasDocumentation, readIndex, sendSearch, useAccessKey } from "./api.js";
 import { asObject, asText, byId, element, isNumber } from "./dom.js";
-import { onFiltersChanged, selectFilter, selectedFilter, showFilters } from "./filters.js";
-import { chooseOptions, chosenOptions, modeName, onOptionsChanged, showOptions } from "./options.js";
-import { Problem, hideProblem, problemFrom, problemOf, problemParts, showProblem } from "./problems.js";
-import { clearResults, setLoading, showAnswers } from "./results.js";
+import "./dialogs.js";
+import { clearFilters, onFiltersChanged, selectFilter, selectedFilter, showFilters } from "./filters.js";
+import { onReloaded, showIndex, showNoIndex } from "./index_view.js";
+import { CHINESE, isEnglish, onLanguageChanged, startLanguage, t } from "./language.js";
+import {
+  chooseMode, chooseOptions, chosenOptions, modeName, onOptionsChanged, showOptions, widestMode,
+} from "./options.js";
+import { hideProblem, problemOf, problemParts, showProblem } from "./problems.js";
+import { clearResults, focusHit, moveTo, setLoading, showAnswers } from "./results.js";
 import { offerLink, takeLink, withdrawLink } from "./share.js";
 
 const TOP_K = 10;
+const MOST_HITS = 100;
 const TIMEOUT_MS = 30_000;
 const LOADING_DELAY_MS = 150;
+const NEAR_LIMIT = 0.8; // of the longest question, from where on the page counts what is left
 
 const EXAMPLES = [
-  "高血压患者饮食上要注意什么？",
-  "孩子发烧到 39 度应该怎么处理？",
-  "糖尿病早期有哪些症状？",
-  "经常胃痛反酸是什么原因？",
-  "晚上总是睡不着怎么调理？",
-  "腰椎间盘突出需要手术吗？",
+  ["高血压患者饮食上要注意什么？", "What to eat with high blood pressure"],
+  ["孩子发烧到 39 度应该怎么处理？", "A child with a fever of 39 °C"],
+  ["糖尿病早期有哪些症状？", "Early symptoms of diabetes"],
+  ["经常胃痛反酸是什么原因？", "Causes of stomach pain and acid reflux"],
+  ["晚上总是睡不着怎么调理？", "Trouble sleeping at night"],
+  ["腰椎间盘突出需要手术吗？", "Does a slipped disc need surgery"],
 ];
 
 const form = byId("search-form");
 const input = byId("query");
+const clearButton = byId("clear");
+const counter = byId("counter");
 const examples = byId("examples");
 const statusLine = byId("status");
-const indexInfo = byId("index-info");
 
 let current = null; // the controller of the search in flight
 let lastQuery = null; // the last query sent, for retries and changed filters
-let link = null; // what an opened link asks for, until the index is known
+let last = null; // the search on screen, with its answers
+let link = null; // what a link or the history asks for, until the index is known
 let knownVersion = null;
+let knownIndex = {};
 let thresholds = {}; // of the answerable score, by mode
-let accessKey = ""; // in memory only, until the page is closed
+let longest = 2000; // characters of a question, until the service says otherwise
+let refused = Infinity; // number of hits that the service has refused
 
-/* ---------- requests ---------- */
-
-async function requestJson(path, options = {}) {
-  try {
-    const response = await fetch(path, {
-      cache: "no-store",
-      credentials: "same-origin",
-      referrerPolicy: "no-referrer",
-      ...options,
-      headers: {
-        Accept: "application/json, application/problem+json",
-        ...(accessKey ? { Authorization: `Bearer ${accessKey}` } : {}),
-        ...options.headers,
-      },
-    });
-    if (!response.ok) throw await problemFrom(response);
-    return asObject(await response.json());
-  } catch (error) {
-    if (!(error instanceof TypeError)) throw error;
-    throw new Problem("无法连接到服务。", {
-      lines: ["请检查网络连接，或确认服务正在运行，然后再试。"],
-      retry: true,
-    });
-  }
-}
+/* ---------- searching ---------- */
 
 // Returns the answer in one mode, or the problem; `asked` is the query with its options and filter.
 async function answerTo(asked, mode, signal) {
-  const { query, rerank, filter } = asked;
-  const body = { query, top_k: TOP_K, include: ["text", "metadata"], evidence: true };
-  const filtered = Object.keys(filter).length > 0;
-  if (filtered) body.filter = filter;
+  const { query, rerank, filter, top_k } = asked;
+  const body = { query, top_k, include: ["text", "metadata"], evidence: true };
+  if (Object.keys(filter).length > 0) body.filter = filter;
   if (mode) body.mode = mode;
   if (rerank) body.rerank = true;
   const started = performance.now();
   try {
-    const response = await requestJson("search", {
-      method: "POST",
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(body),
-      signal,
-    });
+    const response = await sendSearch(body, signal);
     if (!Array.isArray(response.hits)) throw new SyntaxError("no hits");
     const roundTrip = performance.now() - started;
-    const unanswered = isUnanswered(response);
-    return { name: modeName(mode), response, roundTrip, filtered, reranking: rerank, unanswered };
+    return { mode, response, roundTrip, reranking: rerank, unanswered: isUnanswered(response) };
   } catch (error) {
-    return { name: modeName(mode), problem: problemOf(error) };
+    return { mode, problem: problemOf(error) };
   }
 }
 
-async function search(query) {
+function isUnanswered({ answerable, mode }) {
+  return isNumber(answerable) && isNumber(thresholds[mode]) && answerable < thresholds[mode];
+}
+
+// Searches, and shows the answers; returns whether they are shown, and no newer ones are wanted.
+async function search(query, top_k = TOP_K) {
   current?.abort();
   const controller = new AbortController();
   current = controller;
   lastQuery = query;
 
+  document.body.classList.add("asked");
   examples.hidden = true;
   hideProblem();
   input.removeAttribute("aria-invalid");
@@ -101,41 +87,78 @@ async function search(query) {
     TIMEOUT_MS,
   );
 
-  const asked = { query, ...chosenOptions(), filter: selectedFilter() };
+  const asked = { query, top_k, ...chosenOptions(), filter: selectedFilter() };
+  remember(asked);
   const modes = asked.compare ? [asked.mode, asked.compare] : [asked.mode];
   const answers = await Promise.all(modes.map((mode) => answerTo(asked, mode, controller.signal)));
   clearTimeout(loadingTimer);
   clearTimeout(timeout);
-  if (current !== controller) return; // a newer search has started
+  if (current !== controller) return false; // a newer search has started
   current = null;
-  show(asked, answers);
+  const refusal = answers.find(({ problem }) => problem?.code === "top_k_too_large");
+  if (refusal && top_k > TOP_K && last) {
+    refused = top_k;
+    setLoading(false);
+    show();
+    return false;
+  }
+  last = { asked, answers };
+  show();
+  return true;
 }
 
-function show(asked, answers) {
+async function more() {
+  const { asked, answers } = last;
+  const before = answers[0].response.hits.length;
+  if (await search(asked.query, Math.min(asked.top_k + TOP_K, MOST_HITS))) focusHit(before);
+}
+
+function show() {
+  const { asked, answers } = last;
   clear();
   const problems = answers.flatMap(({ problem }) => problem ?? []);
   const alike = problems.every(({ heading }) => heading === problems[0].heading);
+  const limit = problems.find(({ code }) => code === "text_too_long")?.limit;
+  if (isNumber(limit)) {
+    longest = limit;
+    count();
+  }
   if (problems.length === answers.length && alike) {
     report(problems[0]);
     return;
   }
   for (const answer of answers) {
+    answer.name = modeName(answer.mode);
     if (answer.problem) answer.parts = problemParts(answer.problem, "h4", retry, useKey);
   }
-  showAnswers(answers);
+  const found = answers[0].response?.hits.length ?? 0;
+  const isLast = found < asked.top_k || asked.top_k >= Math.min(MOST_HITS, refused - TOP_K);
+  showAnswers(asked.query, answers, remediesFor(asked), isLast ? null : more);
   offerLink(asked);
   const versions = answers.map(({ response }) => asText(asObject(response?.index).version));
   if (versions.some((version) => version && version !== knownVersion)) loadIndex();
+}
+
+// Returns what else the reader can search with.
+function remediesFor({ query, filter }) {
+  const again = (change) => () => {
+    change();
+    statusLine.focus();
+    search(query);
+  };
+  const remedies = [];
+  if (Object.keys(filter).length > 0) {
+    remedies.push({ words: t("advice.filters"), act: again(clearFilters) });
+  }
+  const mode = widestMode();
+  if (mode) remedies.push({ words: t("advice.mode"), act: again(() => chooseMode(mode)) });
+  return remedies;
 }
 
 function clear() {
   setLoading(false);
   clearResults();
   withdrawLink();
-}
-
-function isUnanswered({ answerable, mode }) {
-  return isNumber(answerable) && isNumber(thresholds[mode]) && answerable < thresholds[mode];
 }
 
 function report(problem) {
@@ -148,13 +171,14 @@ function retry() {
 }
 
 function useKey(key) {
-  accessKey = key;
+  useAccessKey(key);
   statusLine.focus();
   hideProblem();
   begin(lastQuery);
 }
 
-// Reads the index if it is not known yet, does what a link asks for, and searches if there is a query.
+// Reads the index if it is not known yet, does what a link or the history asks for, and searches if
+// there is a query.
 async function begin(query) {
   if (knownVersion === null) await loadIndex();
   if (link && knownVersion !== null) {
@@ -165,48 +189,87 @@ async function begin(query) {
   if (query) search(query);
 }
 
-function openLink() {
-  link = takeLink();
-  if (link?.query) input.value = link.query;
-  begin(link?.query);
+function goTo(wanted) {
+  link = wanted;
+  if (wanted?.query) write(wanted.query);
+  begin(wanted?.query);
 }
+
+/* ---------- the history of this tab ---------- */
+
+// Keeps a search in the entry of the history: a new one for another question.
+function remember({ query, mode, compare, rerank, filter }) {
+  const state = { query, mode, compare, rerank, filter };
+  const known = history.state?.query;
+  if (known === undefined || known === query) history.replaceState(state, "");
+  else history.pushState(state, "");
+}
+
+function remembered() {
+  const { query, mode, compare, rerank, filter } = asObject(history.state);
+  if (!asText(query)) return null;
+  return { query: asText(query), mode, compare, rerank, filter: asObject(filter) };
+}
+
+function home() {
+  current?.abort();
+  current = null;
+  lastQuery = null;
+  last = null;
+  document.body.classList.remove("asked");
+  hideProblem();
+  clear();
+  write("");
+  examples.hidden = false;
+}
+
+addEventListener("popstate", () => {
+  if (location.hash) return; // a link that is opened in this page: hashchange follows
+  const wanted = remembered();
+  if (wanted) goTo(wanted);
+  else home();
+});
 
 /* ---------- index ---------- */
 
 async function loadIndex() {
   try {
-    const index = await requestJson("index");
-    knownVersion = asText(index.version) || knownVersion;
-    thresholds = asObject(index.answerable_thresholds);
-    showIndex(index);
-    showOptions(index);
-    showFilters(index.filters);
+    takeIndex(await readIndex());
   } catch (error) {
     if (error.needsKey && lastQuery === null) report(error);
-    if (knownVersion === null) indexInfo.textContent = "暂时无法读取索引信息。";
+    showNoIndex();
   }
 }
 
-function showIndex(index) {
-  const list = element("dl");
-  const rows = [
-    ["name", "索引", asText(index.name)],
-    ["version", "版本", asText(index.version)],
-    ["count", "条目", isNumber(index.count) ? index.count.toLocaleString("zh-CN") : ""],
-    ["pair", "编码器", asText(index.pair)],
-  ];
-  for (const [field, label, value] of rows) {
-    if (!value) continue;
-    const group = element("div");
-    const description = element("dd", "", value);
-    description.dataset.field = field;
-    group.append(element("dt", "", label), description);
-    list.append(group);
-  }
-  indexInfo.replaceChildren(list);
+function takeIndex(index) {
+  knownVersion = asText(index.version) || knownVersion;
+  knownIndex = index;
+  thresholds = asObject(index.answerable_thresholds);
+  showIndex(index);
+  showOptions(index);
+  showFilters(index.filters, isNumber(index.documents) ? index.documents : 0);
 }
 
-/* ---------- events ---------- */
+onReloaded(takeIndex);
+
+/* ---------- the question ---------- */
+
+function write(text) {
+  input.value = text;
+  count();
+}
+
+// Lets the box grow with its text, and counts what is left of the longest question.
+function count() {
+  input.style.height = "auto";
+  input.style.height = `${input.scrollHeight + 2}px`; // with its border
+  clearButton.hidden = input.value === "";
+  const { length } = [...input.value.trim()];
+  const isNear = length > NEAR_LIMIT * longest;
+  counter.hidden = !isNear;
+  counter.classList.toggle("over", length > longest);
+  counter.textContent = isNear ? t("query.left", { left: longest - length }) : "";
+}
 
 form.addEventListener("submit", (event) => {
   event.preventDefault();
@@ -217,19 +280,32 @@ form.addEventListener("submit", (event) => {
     hideProblem();
     clear();
     input.setAttribute("aria-invalid", "true");
-    statusLine.textContent = "请先输入想查询的问题。";
+    statusLine.textContent = t("query.empty");
     input.focus();
     return;
   }
   search(query);
 });
 
-input.addEventListener("input", () => input.removeAttribute("aria-invalid"));
-
-// Enter that confirms a candidate of an input method does not submit.
-input.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.isComposing || event.keyCode === 229)) event.preventDefault();
+input.addEventListener("input", () => {
+  input.removeAttribute("aria-invalid");
+  count();
 });
+
+// Enter searches, unless it confirms a candidate of an input method; Shift+Enter starts a new line.
+input.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
+  event.preventDefault();
+  form.requestSubmit();
+});
+
+clearButton.addEventListener("click", () => {
+  if (history.state) history.pushState(null, "");
+  home();
+  input.focus();
+});
+
+/* ---------- events ---------- */
 
 // A changed option or filter applies at once to the query on screen, but not to one that is being
 // edited.
@@ -237,29 +313,74 @@ function searchAgain() {
   if (lastQuery !== null && input.value.trim() === lastQuery) search(lastQuery);
 }
 
+function showAgain() {
+  if (last && current === null) show();
+}
+
 onFiltersChanged(searchAgain);
-onOptionsChanged(searchAgain);
+onOptionsChanged(searchAgain, showAgain);
 
-for (const question of EXAMPLES) {
-  const item = element("li");
-  const button = element("button", "example", question);
-  button.type = "button";
-  button.addEventListener("click", () => {
-    input.value = question;
-    statusLine.focus();
-    search(question);
-  });
-  item.append(button);
-  byId("example-list").append(item);
+const isTyping = (node) => node.closest("input, textarea, select, dialog") !== null;
+
+document.addEventListener("keydown", (event) => {
+  const { key, target } = event;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || isTyping(target)) return;
+  if (key === "/") {
+    event.preventDefault();
+    input.focus();
+    input.select();
+  } else if (key === "j" || key === "k") moveTo(key === "j" ? 1 : -1);
+  else if (key === "Enter" && target.matches(".hit")) {
+    event.preventDefault(); // else it would press the button of the dialog that gets the focus
+    target.querySelector(".open").click();
+  }
+});
+
+byId("skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address stays as it is
+  if (byId("columns").querySelector(".hit")) focusHit(0);
+  else statusLine.focus();
+});
+
+function showExamples() {
+  byId("example-list").replaceChildren(
+    ...EXAMPLES.map(([question, meaning]) => {
+      const item = element("li");
+      const button = element("button", "example");
+      button.type = "button";
+      const words = element("span", "", question);
+      words.lang = CHINESE;
+      const both = element("span");
+      both.append(words);
+      if (isEnglish()) both.append(element("span", "meaning", meaning));
+      button.append(both);
+      button.addEventListener("click", () => {
+        write(question);
+        statusLine.focus();
+        search(question);
+      });
+      item.append(button);
+      return item;
+    }),
+  );
 }
+
+onLanguageChanged(() => {
+  showExamples();
+  count();
+  if (knownVersion !== null) takeIndex(knownIndex);
+  showAgain();
+});
+
+startLanguage();
 examples.hidden = false;
-
-// A proxy in front of the service need not publish the documentation.
-async function checkDocumentation() {
-  const { ok } = await fetch("docs", { method: "HEAD", referrerPolicy: "no-referrer" });
-  byId("docs-link").hidden = !ok;
-}
-
-checkDocumentation().catch(() => {});
-addEventListener("hashchange", openLink);
-openLink();
+hasDocumentation()
+  .then((has) => {
+    byId("docs-link").hidden = !has;
+  })
+  .catch(() => {});
+addEventListener("hashchange", () => {
+  const wanted = takeLink();
+  if (wanted) goTo(wanted);
+});
+goTo(takeLink() ?? remembered());

@@ -1,11 +1,12 @@
 // A link to a search. The search stands in the fragment of the link, which browsers send to no server.
-// The page puts it neither in its address nor in the history.
+// The page puts it neither in its address nor in the title.
 
+import { copied } from "./citing.js";
 import { asObject, byId } from "./dom.js";
+import { t } from "./language.js";
 
-const box = byId("share");
 const copyButton = byId("copy-link");
-const copied = byId("copied");
+const note = byId("copied");
 const linkBox = byId("link-box");
 const linkField = byId("link");
 
@@ -16,7 +17,7 @@ const addressOfPage = () => location.href.split("#")[0];
 // Returns the search of the page's address, which then no longer has it; null if it has no query.
 export function takeLink() {
   const fields = new URLSearchParams(location.hash.slice(1));
-  if (location.href.includes("#")) history.replaceState(null, "", addressOfPage());
+  if (location.href.includes("#")) history.replaceState(history.state, "", addressOfPage());
   const text = (name) => (fields.get(name) ?? "").trim();
   if (!text("q")) return null;
   return {
@@ -45,25 +46,24 @@ export function offerLink({ query, mode, compare, rerank, filter }) {
   if (Object.keys(filter).length > 0) fields.set("filter", JSON.stringify(filter));
   withdrawLink();
   offered = `${addressOfPage()}#${fields}`;
-  box.hidden = false;
+  copyButton.hidden = false;
 }
 
 export function withdrawLink() {
-  box.hidden = true;
+  copyButton.hidden = true;
   offered = "";
-  copied.textContent = "";
+  note.textContent = "";
   linkBox.hidden = true;
   linkField.value = "";
 }
 
 copyButton.addEventListener("click", async () => {
   const link = offered;
-  copied.textContent = "";
-  try {
-    await navigator.clipboard.writeText(link); // undefined without https
-    if (link === offered) copied.textContent = "链接已复制。";
-  } catch {
-    if (link !== offered) return;
+  note.textContent = "";
+  const done = await copied(link);
+  if (link !== offered) return;
+  if (done) note.textContent = `${t("link.copied")}${t("link.hint")}`;
+  else {
     linkBox.hidden = false;
     linkField.value = link;
     linkField.focus();

@@ -1,0 +1,103 @@
+// The index version that is served: a line in the footer, and a dialog with all its facts.
+
+import { reloadIndex } from "./api.js";
+import { asArray, asObject, asText, button, byId, element, isNumber } from "./dom.js";
+import { isEnglish, onLanguageChanged, t } from "./language.js";
+import { problemOf, problemParts } from "./problems.js";
+
+const info = byId("index-info");
+const openButton = byId("open-index");
+const dialog = byId("index-view");
+const body = byId("index-body");
+
+let known = null; // the index, as the service describes it
+let reloaded = () => {};
+
+const grouped = (value) => (isNumber(value) ? value.toLocaleString(isEnglish() ? "en" : "zh-CN") : "");
+
+function facts(className, rows) {
+  const list = element("dl", className);
+  for (const [name, value] of rows) {
+    if (!value) continue;
+    const group = element("div");
+    const description = element("dd", "", value);
+    description.dataset.field = name;
+    group.append(element("dt", "", t(`index.${name}`)), description);
+    list.append(group);
+  }
+  return list;
+}
+
+export function showIndex(index) {
+  known = index;
+  openButton.hidden = false;
+  info.replaceChildren(
+    facts("", [
+      ["name", asText(index.name)],
+      ["version", asText(index.version)],
+      ["count", grouped(index.count)],
+      ["pair", asText(index.pair)],
+    ]),
+  );
+  if (dialog.open) showAll();
+}
+
+export function showNoIndex() {
+  if (known === null) info.textContent = t("index.unknown");
+}
+
+function showAll(...notes) {
+  const created = new Date(asText(known.created_at));
+  const named = (values) =>
+    Object.entries(asObject(values)).map(([name, value]) => `${name} ${value}`).join(t("results.comma"));
+  const fields = Object.entries(asObject(known.filters)).map(
+    ([field, values]) => `${field} (${asArray(values).length})`,
+  );
+  const list = facts("facts", [
+    ["name", asText(known.name)],
+    ["version", asText(known.version)],
+    ["state", t(known.active === true ? "index.active" : "index.inactive")],
+    ["created", Number.isNaN(created.getTime()) ? "" : created.toLocaleString(isEnglish() ? "en" : "zh-CN")],
+    ["documents", grouped(known.documents)],
+    ["count", grouped(known.count)],
+    ["pair", asText(known.pair)],
+    ["space", asText(known.embedding_space)],
+    ["dimension", asText(known.dimension)],
+    ["factory", asText(known.factory)],
+    ["modes", asArray(known.modes).join(t("results.comma"))],
+    ["reranker", asText(known.reranker)],
+    ["thresholds", named(known.answerable_thresholds)],
+    ["fields", fields.join(t("results.comma"))],
+  ]);
+  body.replaceChildren(list, button("retry", t("index.reload"), reload), ...notes);
+}
+
+// Needs a key with the role admin; without one the service says so.
+async function reload() {
+  try {
+    const index = await reloadIndex();
+    reloaded(index);
+    const note = element("p", "note", t("index.reloaded"));
+    note.setAttribute("role", "status");
+    showAll(note);
+  } catch (error) {
+    const alert = element("div", "alert");
+    alert.setAttribute("role", "alert");
+    alert.append(...problemParts(problemOf(error), "h3"));
+    showAll(alert);
+  }
+}
+
+// Calls `handler` with the index after the reader has had its active version loaded.
+export function onReloaded(handler) {
+  reloaded = handler;
+}
+
+openButton.addEventListener("click", () => {
+  showAll();
+  dialog.showModal();
+});
+
+onLanguageChanged(() => {
+  if (known) showIndex(known);
+});
