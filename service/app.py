@@ -27,6 +27,7 @@ from service.access.rate_limit import Buckets
 from service.http.context import RequestContext
 from service.http.cors import Cors, Preflight
 from service.limits import AnswerBudget, Usages
+from service.observe.audit import AuditLog
 from service.observe.logs import log_failure
 from service.observe.metrics import Metrics, RedisError
 from service.observe.tracing import Tracer, make_tracer
@@ -115,9 +116,10 @@ def create_app(
     redis = _redis(settings, metrics)
     access = Access.of(settings, redis, shared.buckets if shared else None)
     tracer = make_tracer()
+    audit = AuditLog(settings.audit_file) if settings.audit_file else None
     engine = build_engine(settings, metrics, redis, encoder, overflow, shared)
     try:
-        return build_app(engine, access, tracer, shared)
+        return build_app(engine, access, tracer, shared, audit)
     except BaseException:
         engine.stop()  # its threads would keep the process alive
         raise
@@ -182,6 +184,7 @@ def build_app(
     access: Access,
     tracer: Tracer | None = None,
     shared: "Shared | None" = None,
+    audit: AuditLog | None = None,
 ) -> FastAPI:
     """Creates the application around an engine, which it closes: its routes and middleware."""
     settings, metrics = engine.settings, engine.metrics
@@ -191,9 +194,8 @@ def build_app(
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(log_failure)
         tasks = [loop.create_task(engine.served.watch(settings.watch_seconds))]
-        if access.key_file:
-            quiet = shared is not None and not shared.is_first
-            tasks.append(loop.create_task(access.key_file.follow(metrics, quiet=quiet)))
+        quiet = shared is not None and not shared.is_first
+        tasks += (loop.create_task(file.follow(metrics, quiet=quiet)) for file in access.files)
         if shared:
             tasks.append(loop.create_task(shared.beat()))
         yield
@@ -202,6 +204,8 @@ def build_app(
         await engine.close()
         if tracer:
             await asyncio.to_thread(tracer.close)
+        if audit:
+            audit.close()
 
     app = _with_routes(lifespan)
     app.mount("/page/swagger", StaticFiles(packages=[("fastapi_swagger", "resources")]))
@@ -219,7 +223,7 @@ def build_app(
     cors = Cors(settings.cors_origins)
     if settings.cors_origins:
         app.add_middleware(Preflight, cors=cors)
-    app.add_middleware(RequestContext, metrics=metrics, tracer=tracer, cors=cors)
+    app.add_middleware(RequestContext, metrics=metrics, tracer=tracer, cors=cors, audit=audit)
     metrics.register_routes(
         {
             route.path_format: [route.status_code or 200, *(int(code) for code in route.responses)]
@@ -229,7 +233,14 @@ def build_app(
     )
     answers = AnswerBudget(engine.limits.answer_bytes, engine.usages.answer_bytes)
     app.state.service = State(
-        settings, engine.pair, metrics, engine, access.keys, access.limiter, answers
+        settings,
+        engine.pair,
+        metrics,
+        engine,
+        access.keys,
+        access.limiter,
+        answers,
+        access.tokens,
     )
     return app
 

@@ -82,6 +82,7 @@ async def document(
     index = engine.index
     with admitted(request, timeout_ms, 0) as deadline:
         rows = await find(engine, index, id, visible_to(request), deadline)
+    request.scope["state"]["hits"] = 1
     pieces = document_json(index, rows, id)
     return _sent(request, pieces, size_of_hits(index, len(rows)))
 
@@ -155,15 +156,16 @@ async def _search(
     included = [list(dict.fromkeys(body.include)) for body in bodies]
     index, include = checked.index, included[0]
     if not batch and (known := engine.recall(checked, include)):
-        hits, answerable, timings = known
-        request.scope["state"]["timings"] = timings
-        how: dict[str, Any] = {"cached": True, "answerable": answerable}
+        hits, entry, timings = known
+        request.scope["state"].update(timings=timings, hits=len(entry.rows[1]))
+        how: dict[str, Any] = {"cached": True, "answerable": entry.answerable}
         return b"".join(search_json([hits], index, timings, checked.queries[0], **how))
     # A hit's evidence is at most as long as its text.
     size = size_of_hits(index, sum(q.top_k * (1 + q.evidence) for q in checked.queries))
     with admitted(request, timeout_ms, size) as deadline:
         results = await engine.search(checked, deadline)
-    request.scope["state"]["timings"] = _slowest(results)
+    found = sum(len(result.hits) for result, _ in results)
+    request.scope["state"].update(timings=_slowest(results), hits=found)
     short = are_short(result for result, _ in results)
     if batch:
         pieces = batch_json(index, results, included, checked.queries)
