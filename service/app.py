@@ -28,6 +28,7 @@ from service.catalog import Catalog
 from service.http.context import RequestContext
 from service.http.cors import Cors, Preflight
 from service.limits import AnswerBudget, Usages
+from service.observe.audit import AuditLog
 from service.observe.logs import log_failure
 from service.observe.metrics import Metrics, RedisError
 from service.observe.tracing import Tracer, make_tracer
@@ -118,9 +119,10 @@ def create_app(
     redis = _redis(settings, metrics)
     access = Access.of(settings, redis, shared.buckets if shared else None)
     tracer = make_tracer()
+    audit = AuditLog(settings.audit_file) if settings.audit_file else None
     catalog = build_catalog(settings, metrics, redis, encoder, overflow, shared)
     try:
-        return build_app(settings, metrics, catalog, access, tracer, shared)
+        return build_app(settings, metrics, catalog, access, tracer, shared, audit)
     except BaseException:
         catalog.stop()  # its threads would keep the process alive
         raise
@@ -203,6 +205,7 @@ def build_app(
     access: Access,
     tracer: Tracer | None = None,
     shared: "Shared | None" = None,
+    audit: AuditLog | None = None,
 ) -> FastAPI:
     """Creates the application around a catalog, which it closes: its routes and middleware."""
     engine = catalog.default.engine
@@ -215,9 +218,8 @@ def build_app(
             loop.create_task(catalog.served.watch(settings.watch_seconds)),
             loop.create_task(catalog.watch()),
         ]
-        if access.key_file:
-            quiet = shared is not None and not shared.is_first
-            tasks.append(loop.create_task(access.key_file.follow(metrics, quiet=quiet)))
+        quiet = shared is not None and not shared.is_first
+        tasks += (loop.create_task(file.follow(metrics, quiet=quiet)) for file in access.files)
         if shared:
             tasks.append(loop.create_task(shared.beat()))
         yield
@@ -226,6 +228,8 @@ def build_app(
         await catalog.close()
         if tracer:
             await asyncio.to_thread(tracer.close)
+        if audit:
+            audit.close()
 
     app = _with_routes(lifespan)
     app.mount("/page/swagger", StaticFiles(packages=[("fastapi_swagger", "resources")]))
@@ -243,7 +247,7 @@ def build_app(
     cors = Cors(settings.cors_origins)
     if settings.cors_origins:
         app.add_middleware(Preflight, cors=cors)
-    app.add_middleware(RequestContext, metrics=metrics, tracer=tracer, cors=cors)
+    app.add_middleware(RequestContext, metrics=metrics, tracer=tracer, cors=cors, audit=audit)
     metrics.register_routes(
         {
             route.path_format: [route.status_code or 200, *(int(code) for code in route.responses)]
@@ -262,6 +266,7 @@ def build_app(
         access.limiter,
         access.index_limiter,
         answers,
+        access.tokens,
     )
     return app
 

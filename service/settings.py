@@ -33,6 +33,9 @@ _OF_KUBERNETES = re.compile(
 # In the form that browsers send: lower case, other letters in Punycode.
 _ORIGIN = re.compile(r"\*|https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?")
 
+# Of signed tokens.
+Algorithm = Literal["HS256", "EdDSA", "RS256"]
+
 AtLeast0 = Annotated[int, Field(ge=0)]
 AtLeast1 = Annotated[int, Field(ge=1)]
 
@@ -191,6 +194,20 @@ class Settings(BaseSettings):
     """File of such entries, one per line or separated by commas, or of tables in TOML that have
     grants (docs/secure.md); `#` begins a comment. A changed file takes effect within 2 s; if it is
     wrong, the last keys stay. Not with CARE_API_KEYS."""
+    token_algorithms: Annotated[tuple[Algorithm, ...], NoDecode] = ()
+    """Algorithms of the signed tokens (JWT) that are accepted beside API keys, comma-separated:
+    HS256, EdDSA, RS256. Needs CARE_TOKEN_KEYS and the extra jwt. Unset: no tokens."""
+    token_keys: Path | None = None
+    """File of the keys that verify tokens: a JSON Web Key Set with secrets (HS256) or public keys,
+    found by their `kid`. A changed file takes effect within 2 s; if it is wrong, the last keys
+    stay."""
+    token_audience: str = Field("care", min_length=1)
+    """What the claim `aud` of a token has."""
+    token_issuer: str = ""
+    """What the claim `iss` of a token is. Unset: any, or none."""
+    audit_file: str = ""
+    """File to which each request for an index is appended as a line of JSON: time, request id, key,
+    index, route, status and number of hits; - for standard output. Unset: none."""
     open_metrics: bool = True
     """Whether GET /metrics needs no key. Set it to false if Prometheus sends one."""
     rate_limit: float = Field(0.0, ge=0)
@@ -256,7 +273,7 @@ class Settings(BaseSettings):
             raise ValueError("is empty: set it, or unset it to serve without keys")
         return value
 
-    @field_validator("serve_indexes", "other_pairs", mode="before")
+    @field_validator("serve_indexes", "other_pairs", "token_algorithms", mode="before")
     @classmethod
     def _split_names(cls, value: object) -> object:
         if not isinstance(value, str):
@@ -279,6 +296,8 @@ class Settings(BaseSettings):
             raise ValueError("CARE_STORE=milvus requires CARE_MILVUS_URI")
         if self.api_keys and self.api_keys_file:
             raise ValueError("set either CARE_API_KEYS or CARE_API_KEYS_FILE, not both")
+        if bool(self.token_keys) != bool(self.token_algorithms):
+            raise ValueError("set both CARE_TOKEN_KEYS and CARE_TOKEN_ALGORITHMS, or neither")
         if self.rerank_hits > self.max_rerank:
             raise ValueError("CARE_RERANK_HITS exceeds CARE_MAX_RERANK")
         if self.redis_url and not self.cache_secret:
@@ -322,7 +341,8 @@ def warn_of_settings(settings: Settings) -> None:
     """Logs what is probably not what was meant."""
     if warning := ignored_port():
         _LOG.warning(warning, extra={"fields": {"port": settings.port}})
-    if not (settings.api_keys or settings.api_keys_file or is_loopback(settings.host)):
+    keys = settings.api_keys or settings.api_keys_file or settings.token_keys
+    if not (keys or is_loopback(settings.host)):
         _LOG.warning(
             "no API keys: everyone who reaches this address may search; set CARE_API_KEYS",
             extra={"fields": {"host": settings.host}},

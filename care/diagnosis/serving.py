@@ -20,6 +20,7 @@ from models.encoders.tokenizer import verified_file
 from models.pairs import load_pair
 from search.snapshot import load_index
 from service.access.api_keys import ApiKeys
+from service.access.guards import token_key_file
 from service.access.key_file import KeyFile
 from service.app import load_query_encoder, make_reranker
 from service.settings import Settings, ignored_port, read_settings
@@ -43,6 +44,8 @@ def check_serving(*, index_required: bool) -> Iterator[Finding]:
             KeyFile(settings.api_keys_file, settings.index)
         else:
             ApiKeys.parse(_plain(settings.api_keys), settings.index)
+        if settings.token_keys:
+            token_key_file(settings, settings.token_keys)
     except CareError as error:
         yield Finding.of("settings", error)
         return

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b, sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 
 from fastapi import Header, Request
@@ -21,8 +22,9 @@ from core.types import Conjunction
 from service import schemas
 from service.access.api_keys import ApiKeys
 from service.access.grants import EVERYTHING, Caller, Grant, Role
-from service.access.key_file import KeyFile
+from service.access.key_file import FollowedFile, KeyFile
 from service.access.rate_limit import Buckets, RateLimiter
+from service.access.tokens import Tokens
 from service.catalog import Catalog, Opened, unknown_index
 from service.errors import RequestError
 from service.http.exchange import exchange_of
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("care.service")
 
+# Subjects of tokens, and indexes, have these many rates each: those of one bucket share its rate.
+_BUCKETS = 1 << 13
+
 # Headers that browsers add to cross-origin requests, and proxies to all requests.
 _PROXY_HEADERS = ("origin", "forwarded", "x-forwarded-for")
 
@@ -46,7 +51,8 @@ class Access:
     """Who may ask for what, and how much."""
 
     keys: ApiKeys
-    key_file: KeyFile | None  # the file that they are read from, if there is one
+    tokens: Tokens | None  # what verifies signed tokens, if they are accepted
+    files: Sequence[FollowedFile[Any]]  # the files that keys and tokens are verified by
     limiter: RateLimiter | None  # limits the rate of each key, if rates are limited
     index_limiter: RateLimiter | None = None  # limits that of each index, if it is limited
 
@@ -58,9 +64,18 @@ class Access:
         buckets: Buckets | None = None,
     ) -> Self:
         """Reads the keys; `redis` shares rates among replicas, `buckets` among their workers."""
-        path, index = settings.api_keys_file, settings.index
-        key_file = KeyFile(path, index) if path else None
-        keys = key_file.keys if key_file else ApiKeys.parse(plain(settings.api_keys), index)
+        files: list[FollowedFile[Any]] = []
+        if settings.api_keys_file:
+            key_file = KeyFile(settings.api_keys_file, settings.index)
+            files.append(key_file)
+            keys = key_file.keys
+        else:
+            keys = ApiKeys.parse(plain(settings.api_keys), settings.index)
+        tokens = None
+        if settings.token_keys:
+            token_file = token_key_file(settings, settings.token_keys)
+            files.append(token_file)
+            tokens = token_file.keys
         # Replicas of a service have the same secret and the same index.
         secret = sha256(plain(settings.cache_secret).encode()).digest()
         limiter = partial(
@@ -75,7 +90,13 @@ class Access:
             of_keys = limiter(settings.rate_limit, settings.rate_burst)
         if settings.index_rate_limit:
             of_indexes = limiter(settings.index_rate_limit, settings.index_rate_burst)
-        return cls(keys, key_file, of_keys, of_indexes)
+        return cls(keys, tokens, files, of_keys, of_indexes)
+
+
+def token_key_file(settings: Settings, path: Path) -> FollowedFile[Tokens]:
+    """Reads the keys of `CARE_TOKEN_KEYS`."""
+    how = settings.token_algorithms, settings.token_audience, settings.token_issuer
+    return FollowedFile(path, lambda content: Tokens(content, *how), "CARE_TOKEN_KEYS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +112,12 @@ class State:
     limiter: RateLimiter | None
     index_limiter: RateLimiter | None
     answers: AnswerBudget
+    tokens: Tokens | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the service has neither keys nor tokens."""
+        return not self.keys and self.tokens is None
 
 
 def get_state(request: Request) -> State:
@@ -126,7 +153,7 @@ _OPEN_FILES = "/page/"
 
 
 class RequireKey:
-    """Middleware: a request carries a known bearer key, if any key is configured.
+    """Middleware: a request carries a known key or a valid token, if any is configured.
 
     It runs before routing, so that it covers each route, file and unknown path: 401 precedes 404.
     Open are the paths of `_OPEN` and `_OPEN_FILES`, and `/metrics` by `CARE_OPEN_METRICS`. The name
@@ -141,7 +168,7 @@ class RequireKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             state = cast("State", scope["app"].state.service)
-            if state.keys and not _is_open(scope["state"]["path"], state.settings):
+            if not state.is_open and not _is_open(scope["state"]["path"], state.settings):
                 try:
                     scope["state"]["caller"] = caller = find_caller(state, Headers(scope=scope))
                 except RequestError as error:
@@ -165,12 +192,16 @@ def client_of(scope: Scope) -> str:
 
 
 def find_caller(state: State, headers: Mapping[str, str]) -> Caller:
-    """Returns who has the key in the header Authorization.
+    """Returns who has the key or token in the header Authorization.
 
-    RequestError if the key is missing or unknown, or has expired.
+    RequestError if it is missing, unknown or not valid, or has expired.
     """
     scheme, secret = get_authorization_scheme_param(headers.get("authorization"))
-    caller = state.keys.find(secret) if scheme.lower() == "bearer" else None
+    caller = None
+    if scheme.lower() == "bearer":
+        # A token has three parts, and a key has no dots.
+        known = state.tokens if state.tokens and secret.count(".") == 2 else state.keys
+        caller = known.find(secret)
     if caller is None:
         message = "the API key is missing or unknown: send 'Authorization: Bearer <key>'"
         raise RequestError("unauthorized", message)
@@ -185,14 +216,14 @@ def check_role(request: Request, role: Role, index: str | None) -> Grant:
     has found must have the role; with None for the index, in any index.
     """
     state = get_state(request)
-    if not state.keys and (role == "search" or _is_local(request, state.settings.host)):
+    if state.is_open and (role == "search" or _is_local(request, state.settings.host)):
         return EVERYTHING
     caller: Caller | None = request.scope["state"].get("caller")
     if caller and (grant := _granted(state, caller, index, role)):
         return grant
     if "index" in request.path_params and not (caller and _granted(state, caller, index, "search")):
         raise unknown_index()
-    if role == "admin" and not state.keys.has("admin"):
+    if role == "admin" and not (state.tokens or state.keys.has("admin")):
         message = "this route needs a key with the role admin; none is configured"
         raise RequestError("no_admin_key", message)
     name = caller.name if caller else ""
@@ -232,7 +263,7 @@ class RequireRole(HTTPBearer):
     def __init__(self, role: Role, *, anywhere: bool = False) -> None:
         super().__init__(
             scheme_name="HTTPBearer",
-            description="A key listed in CARE_API_KEYS or CARE_API_KEYS_FILE.",
+            description="A key of CARE_API_KEYS or CARE_API_KEYS_FILE, or a signed token.",
         )
         self._role = role
         self._anywhere = anywhere
@@ -284,16 +315,27 @@ async def charge_rate(request: Request, queries: int) -> None:
     """Charges the rate limits of the key and of the index for queries, or for texts to encode."""
     state = get_state(request)
     if state.limiter:
-        await _charge(state.limiter, request.scope["state"].get("key", "anonymous"), queries)
-    if state.index_limiter:
-        # Names of keys have no space.
-        await _charge(state.index_limiter, f"index {index_name(request)}", queries)
+        await _charge(state.limiter, _bucket(request.scope), queries)
+    index = request.scope["state"].get("index")
+    if state.index_limiter and index:
+        await _charge(state.index_limiter, _numbered("index", index), queries)
 
 
 async def _charge(limiter: RateLimiter, name: str, queries: int) -> None:
     if wait := await limiter.admit(name, queries):
         message = f"rate limit exceeded: retry after {wait:.3f} s"
         raise RequestError("rate_limited", message, retry_after=wait)
+
+
+def _bucket(scope: Scope) -> str:
+    """Returns the name of what is charged; it is one of a bounded number of names."""
+    name: str = scope["state"].get("key", "anonymous")
+    return _numbered("token", name) if ":" in name else name
+
+
+def _numbered(kind: str, name: str) -> str:
+    number = int.from_bytes(blake2b(name.encode(), digest_size=4).digest())
+    return f"{kind}:{number % _BUCKETS}"
 
 
 def deadline_of(request: Request, timeout_ms: int | None) -> float:

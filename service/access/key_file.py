@@ -1,10 +1,12 @@
-"""The file of API keys, which the service reads again while it runs."""
+"""Files of keys, which the service reads again while it runs."""
 
 import asyncio
 import logging
+from collections.abc import Callable
 from errno import EFBIG
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from core.errors import CareError, describe
 from core.files import read_small
@@ -17,31 +19,41 @@ _READ_EVERY = 1.0
 _MAX_BYTES = 1 << 20
 
 
-class KeyFile:
-    """A file of keys: tables of TOML, or entries one per line or separated by commas.
+class Keys(Protocol):
+    """Keys that others can take the place of."""
 
-    `#` begins a comment in both; a file with a line that begins with `[` is TOML.
+    def __len__(self) -> int: ...
+
+    def replace(self, other: Self) -> None: ...
+
+
+_Keys = TypeVar("_Keys", bound=Keys)
+
+
+class FollowedFile(Generic[_Keys]):
+    """A file of keys that is read again while the service runs.
 
     The content is compared, because a mounted secret changes by a link: the time and the size of
     the file may stay.
 
     Args:
         path: The file.
-        index: The index that entries without grants open.
+        parse: Returns the keys of a content; CareError if it is wrong.
+        variable: The setting that names the file.
 
     Attributes:
         keys: The keys of the last content without a fault.
 
     Raises:
-        CareError: If the file cannot be read or has no entry, or an entry is wrong; the message
-            does not quote secrets or hashes.
+        CareError: If the file cannot be read, or its content is wrong.
     """
 
-    def __init__(self, path: Path, index: str) -> None:
+    def __init__(self, path: Path, parse: Callable[[bytes], _Keys], variable: str) -> None:
         self._path = path
-        self._index = index
+        self._parse = parse
+        self._variable = variable
         self._content = self._read()
-        self.keys = _parse(self._content, index)
+        self.keys = parse(self._content)
 
     async def follow(self, metrics: Metrics, *, quiet: bool = False) -> None:
         """Reads the file each second and replaces the keys when its content has changed.
@@ -59,9 +71,8 @@ class KeyFile:
                 if isinstance(error, CareError):
                     fields = {"code": error.code, **error.fields}
                 if fields != fault and not quiet:
-                    _LOG.error(
-                        "API keys not replaced: the last keys stay", extra={"fields": fields}
-                    )
+                    message = f"keys of {self._variable} not replaced: the last keys stay"
+                    _LOG.error(message, extra={"fields": fields})
                     metrics.key_reloads.labels("failure").inc()
                 fault = fields
                 continue
@@ -69,15 +80,16 @@ class KeyFile:
             if keys:
                 self.keys.replace(keys)
             if keys and not quiet:
-                _LOG.info("API keys replaced", extra={"fields": {"count": len(keys)}})
+                message = f"keys of {self._variable} replaced"
+                _LOG.info(message, extra={"fields": {"count": len(keys)}})
                 metrics.key_reloads.labels("success").inc()
 
-    def _changed(self) -> ApiKeys | None:
+    def _changed(self) -> _Keys | None:
         """Returns the keys of another content than before, or None."""
         content = self._read()
         if content == self._content:
             return None
-        keys = _parse(content, self._index)
+        keys = self._parse(content)
         self._content = content
         return keys
 
@@ -86,12 +98,24 @@ class KeyFile:
             return read_small(self._path, _MAX_BYTES)
         except OSError as error:
             if error.errno == EFBIG:
-                reason = f"is larger than {_MAX_BYTES} bytes: name a file of entries"
+                reason = f"is larger than {_MAX_BYTES} bytes: name a file of keys"
                 code, fields = "key_file_too_large", {"limit": _MAX_BYTES}
             else:
-                reason = f"cannot be read ({error.strerror}): correct CARE_API_KEYS_FILE"
+                reason = f"cannot be read ({error.strerror}): correct {self._variable}"
                 code, fields = "key_file_unreadable", {}
             raise CareError.at(self._path, reason, code, **fields) from None
+
+
+class KeyFile(FollowedFile[ApiKeys]):
+    """The file of API keys: tables of TOML, or entries one per line or separated by commas.
+
+    `#` begins a comment in both; a file with a line that begins with `[` is TOML. Entries without
+    grants open `index`. CareError if an entry is wrong, or there is none; the message does not
+    quote secrets or hashes.
+    """
+
+    def __init__(self, path: Path, index: str) -> None:
+        super().__init__(path, partial(_parse, index=index), "CARE_API_KEYS_FILE")
 
 
 def _parse(content: bytes, index: str) -> ApiKeys:

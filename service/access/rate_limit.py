@@ -44,7 +44,8 @@ return 0
 class Buckets:
     """The theoretical arrival time [us] of each name, in the memory of one process.
 
-    They are bounded: names are those of keys that were configured, or "anonymous".
+    They are bounded: names are those of keys that were configured, of a number of buckets for
+    tokens, or "anonymous".
     """
 
     def __init__(self) -> None:

@@ -14,6 +14,7 @@ from core.errors import describe
 from service.http.cors import Cors
 from service.http.exchange import header
 from service.http.problems import problem_response
+from service.observe.audit import AuditLog
 from service.observe.metrics import ABANDONED, STAGES, UNMATCHED, Metrics
 from service.observe.tracing import Tracer
 
@@ -37,17 +38,24 @@ PROBES = {"/health/live", "/health/ready", "/metrics"}
 class RequestContext:
     """Assigns each request an id, counts, times, logs and traces it, and handles unexpected errors.
 
-    Neither the response to an unexpected error nor its log entry contains the message of the
-    exception, which could quote a query.
+    The audit log has the requests for an index, and those without a known key. Neither the response
+    to an unexpected error nor its log entry contains the message of the exception, which could
+    quote a query.
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, tracer: Tracer | None, cors: Cors | None = None
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        tracer: Tracer | None,
+        cors: Cors | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         self._app = app
         self._cors = cors or Cors(())
         self._metrics = metrics
         self._tracer = tracer
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -112,6 +120,8 @@ class RequestContext:
         if status == ABANDONED:
             self._metrics.rejections.labels("departed").inc()
         state = scope["state"]
+        if self._audit and (state.get("index") or status == "401"):
+            self._audit.write(state, route, status)
         level = logging.DEBUG if state["path"] in PROBES else logging.INFO
         logged = _LOG.isEnabledFor(level)
         if not (logged or self._tracer):

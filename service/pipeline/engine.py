@@ -16,7 +16,7 @@ from core.errors import QueryError
 from core.text import normalize_text
 from core.types import Conjunction, FloatArray, Query
 from search.answerable import is_unanswered
-from search.hits import QueryResult
+from search.hits import CacheEntry, QueryResult
 from search.query import QueryLimits, checked_query
 from search.rerank import RerankerName
 from search.snapshot import Snapshot
@@ -154,10 +154,10 @@ class Engine:
 
     def recall(
         self, checked: CheckedQueries, include: Sequence[str]
-    ) -> tuple[bytes, float | None, Timings] | None:
+    ) -> tuple[bytes, CacheEntry, Timings] | None:
         """Returns what is known of the only query.
 
-        These are its hits as JSON, which `remember` has stored, its answerable score, and timings.
+        These are its hits as JSON, which `remember` has stored, its cache entry, and timings.
         """
         hits = self._memory.get_json(checked.keys[0], include)
         entry = self._memory.get(checked.keys[0])
@@ -168,7 +168,7 @@ class Engine:
         timings = Timings(spent, 0.0, 0.0, 0.0, 0.0, 0.0, spent)
         self.metrics.observe(timings, cached=True)
         self._judged(checked.index, checked.queries[0], entry.answerable)
-        return hits, entry.answerable, timings
+        return hits, entry, timings
 
     def remember(self, checked: CheckedQueries, include: Sequence[str], hits: bytes) -> None:
         """Stores the hits of the only query as JSON, beside its rows in the memory cache."""

@@ -194,7 +194,7 @@ async def metrics(request: Request) -> Response:
     """
     state = get_state(request)
     # A grant in "*" is one in all indexes.
-    page = await state.metrics.page(with_indexes=not state.keys or may(request, "admin", "*"))
+    page = await state.metrics.page(with_indexes=state.is_open or may(request, "admin", "*"))
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 
@@ -224,9 +224,9 @@ async def _search(
     included = [list(dict.fromkeys(body.include)) for body in bodies]
     include = included[0]
     if not batch and (known := engine.recall(checked, include)):
-        hits, answerable, timings = known
-        request.scope["state"]["timings"] = timings
-        how: dict[str, Any] = {"cached": True, "answerable": answerable}
+        hits, entry, timings = known
+        request.scope["state"].update(timings=timings, hits=len(entry.rows[1]))
+        how: dict[str, Any] = {"cached": True, "answerable": entry.answerable}
         return b"".join(search_json([hits], index, timings, checked.queries[0], **how))
     if not batch:
         engine.check_room(checked)
@@ -234,7 +234,8 @@ async def _search(
     size = size_of_hits(index, sum(q.top_k * (1 + q.evidence) for q in checked.queries))
     with admitted(request, timeout_ms, size) as deadline:
         results = await engine.search(checked, deadline)
-    request.scope["state"]["timings"] = _slowest(results)
+    found = sum(len(result.hits) for result, _ in results)
+    request.scope["state"].update(timings=_slowest(results), hits=found)
     short = are_short(result for result, _ in results)
     if batch:
         pieces = batch_json(index, results, included, checked.queries)
@@ -255,6 +256,7 @@ async def _document(request: Request, id_: str, timeout_ms: int | None) -> Any:
     index = opened.snapshot
     with admitted(request, timeout_ms, 0) as deadline:
         rows = await find(opened.engine, index, id_, visible_to(request), deadline)
+    request.scope["state"]["hits"] = 1
     return _sent(request, document_json(index, rows, id_), size_of_hits(index, len(rows)))
 
 

@@ -31,7 +31,7 @@ from service.observe.metrics import Metrics
 from service.workers.cache import PLACE, SharedTable
 
 _WORD = 8  # all numbers are int64 or float64 [bytes]
-_NAMES = 1 << 15  # of API keys: more than a file of keys can have
+_NAMES = 1 << 15  # of rates: more than a file of keys and tokens can have
 # Bytes for the metrics of one process, ten times what they take. Pages that are not used take no
 # memory.
 _METRICS = 4 << 20

@@ -1,4 +1,6 @@
 import json
+import statistics
+import time
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +187,23 @@ def test_of_some_rows_only_these_are_found(tmp_path: Path, chunked: bool) -> Non
             whole = reader.find(id_)
             seen = whole if set(whole) <= set(visible) else range(0)
             assert reader.find(id_, rows) == seen
+
+
+@pytest.mark.e2e
+def test_an_id_outside_of_some_rows_takes_the_time_of_one_that_no_row_has(tmp_path: Path) -> None:
+    """Where a search ends at the row with the id, its time says that there is one."""
+    count = 200_000
+    documents = [Document(f"d{i:06d}", "文") for i in range(count)]
+    reader = DocumentReader(write(tmp_path / "d.arrow", documents))
+    within = np.arange(0, count, 3, dtype=np.int64)
+    ids = {"first": "d000001", "last": "d199999", "missing": "d200000", "visible": "d100002"}
+    assert [len(reader.find(id_, within)) for id_ in ids.values()] == [0, 0, 0, 1]
+    times: dict[str, list[float]] = {name: [] for name in ids}
+    for _ in range(200):
+        for name, id_ in ids.items():
+            started = time.thread_time()
+            reader.find(id_, within)
+            times[name].append((time.thread_time() - started) * 1e6)
+    medians = {name: statistics.median(each) for name, each in times.items()}
+    print("processor time, median [us]:", medians)
+    assert max(medians.values()) < 1.5 * min(medians.values())

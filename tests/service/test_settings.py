@@ -62,6 +62,11 @@ VALUES = [
     ("CACHE_SECRET", "long", SecretStr("long")),
     ("API_KEYS", "app:search:00", SecretStr("app:search:00")),
     ("API_KEYS_FILE", "keys", Path("keys")),
+    ("TOKEN_ALGORITHMS", "EdDSA, RS256", ("EdDSA", "RS256")),
+    ("TOKEN_KEYS", "jwks.json", Path("jwks.json")),
+    ("TOKEN_AUDIENCE", "portal", "portal"),
+    ("TOKEN_ISSUER", "https://portal.example", "https://portal.example"),
+    ("AUDIT_FILE", "-", "-"),
     ("OPEN_METRICS", "false", False),
     ("RATE_LIMIT", "0.5", 0.5),
     ("RATE_BURST", "15", 15),
@@ -84,6 +89,8 @@ def test_each_variable_sets_its_setting(
     assert getattr(Settings(), variable.lower()) != expected
     monkeypatch.setenv("CARE_CACHE_SECRET", "needed with Redis")
     monkeypatch.setenv("CARE_MILVUS_URI", "needed with the store")
+    monkeypatch.setenv("CARE_TOKEN_KEYS", "needed with algorithms")
+    monkeypatch.setenv("CARE_TOKEN_ALGORITHMS", "HS256")
     monkeypatch.setenv(f"CARE_{variable}", value)
     assert getattr(Settings(), variable.lower()) == expected
 

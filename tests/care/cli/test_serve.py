@@ -73,6 +73,9 @@ def failure(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
         ("CARE_CORS_ORIGINS", "https://a.example:http"),
         ("CARE_CORS_ORIGINS", "https://门户.example"),
         ("CARE_LOG_LEVEL", "loud"),
+        ("CARE_TOKEN_ALGORITHMS", "none"),
+        ("CARE_TOKEN_ALGORITHMS", "RS256,HS512"),
+        ("CARE_TOKEN_AUDIENCE", ""),
     ],
 )
 def test_a_wrong_value_is_refused_by_the_name_of_its_variable(
@@ -91,6 +94,13 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_variable(
         ({"CARE_API_KEYS_FILE": "/missing"}, "key_file_unreadable"),
         ({"CARE_API_KEYS_FILE": "/"}, "key_file_unreadable"),
         ({"CARE_API_KEYS_FILE": "/dev/null"}, "key_file_unreadable"),
+        ({"CARE_TOKEN_ALGORITHMS": "EdDSA"}, "invalid_setting"),
+        ({"CARE_TOKEN_KEYS": "/dev/null"}, "invalid_setting"),
+        (
+            {"CARE_TOKEN_KEYS": "/dev/null", "CARE_TOKEN_ALGORITHMS": "EdDSA, HS256"},
+            "key_file_unreadable",
+        ),
+        ({"CARE_AUDIT_FILE": "/missing/audit"}, "audit_file_unwritable"),
         ({"CARE_REDIS_URL": "cache:6379", "CARE_CACHE_SECRET": "s"}, "invalid_setting"),
         ({"CARE_PAIR": "missing"}, None),
         ({"CARE_HOST": "192.0.2.1"}, "address_unavailable"),
@@ -107,7 +117,7 @@ def test_values_are_checked_before_the_index_is_looked_for(
     found, line = failure(capsys)
     assert code in (None, found)
     assert "care index" not in line
-    if len(variables) == 1 and code not in ("invalid_key_hash", "no_api_keys"):
+    if len(variables) == 1 and code not in ("invalid_key_hash", "no_api_keys", "invalid_setting"):
         assert next(iter(variables.values())) in line
 
 
