@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from threading import Event
@@ -268,14 +268,41 @@ def test_workers_share_port_metrics_and_limits(start: Start) -> None:
     assert (status, answer["active"]) == (200, True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGBUS])
+@contextmanager
+def scarce_memory() -> Iterator[Path]:
+    """Yields a memory cgroup in which the kernel ends each process that needs more memory."""
+    own = [line.split(":") for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    path = next((path for _, kinds, path in own if "memory" in kinds.split(",")), "")
+    group = Path(f"/sys/fs/cgroup/memory{path}/care-test-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text("1M")
+    except OSError:
+        pytest.skip("needs root and the memory controller of cgroup version 1")
+    try:
+        yield group
+    finally:
+        group.rmdir()
+
+
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, signal.SIGBUS, pytest.param(None, id="out of memory")],
+)
 def test_a_worker_that_ends_is_replaced_and_only_its_requests_fail(
-    start: Start, number: int
+    start: Start, number: int | None
 ) -> None:
     service = start()
     before = service.workers()
-    with load(service, 16) as answers:
-        os.kill(before[0], number)
+    with ExitStack() as stack:
+        answers = stack.enter_context(load(service, 16))
+        if number is None:
+            number = signal.SIGKILL
+            group = stack.enter_context(scarce_memory())
+            (group / "cgroup.procs").write_text(str(before[0]))
+            wait_until(lambda: "oom_kill 1" in (group / "memory.oom_control").read_text())
+        else:
+            os.kill(before[0], number)
         service.wait_for_workers(other_than=before)
         failed = [[status for status, _ in mine].count(0) for mine in answers]
         seen = [len(mine) for mine in answers]
