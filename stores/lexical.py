@@ -203,10 +203,8 @@ class LexicalIndex:
             last one (`stores/order.py`).
         """
         check()
-        wanted = dict.fromkeys(self._terms(query, characters=characters), 1.0)
-        if self._term_list:
-            meant = self._terms("，".join(self._term_list.matches(query)), characters=False)
-            wanted = dict.fromkeys(meant, _MEANT_WEIGHT) | wanted
+        own = self._terms(query, characters=characters)
+        wanted = self._meant(query) | dict.fromkeys(own, 1.0)
         highest = (_K1 + 1) * sum(self.weight(term) * boost for term, boost in wanted.items())
         if not highest:
             return np.empty(0, np.float32), np.empty(0, np.int64)
@@ -231,12 +229,19 @@ class LexicalIndex:
         return query if boost == 1.0 else tantivy.Query.boost_query(query, boost)
 
     def idf(self, query: str) -> float:
-        """Returns the sum of the idf of a query's terms.
+        """Returns the sum of the idf of a query's terms and of those that a term list gives.
 
-        Characters of Chinese words, and joined names beside their spelling, do not count.
+        Characters of Chinese words, and joined names beside their spelling, do not count. The terms
+        of the list have the weight that they have in a search.
         """
-        own = dict.fromkeys(terms(query, characters=False, names=False))
-        return sum(map(self.weight, own))
+        own = terms(query, characters=False, names=False)
+        counted = self._meant(query) | dict.fromkeys(own, 1.0)
+        return sum(self.weight(term) * boost for term, boost in counted.items())
+
+    def _meant(self, query: str) -> dict[str, float]:
+        """Returns the terms that a term list gives for a query, with their weight."""
+        meant = self._term_list.matches(query) if self._term_list else ()
+        return dict.fromkeys(self._terms("，".join(meant), characters=False), _MEANT_WEIGHT)
 
     def _conditions(self, selection: Selection) -> list[_Clause]:
         """Returns what documents must and must not have to be selected, without a score."""

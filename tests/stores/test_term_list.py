@@ -7,7 +7,7 @@ from core.errors import IndexVersionError
 from core.manifest import TERMS
 from core.terms import TermList
 from core.versions import read_manifest, verify_files
-from stores.lexical import open_full_text
+from stores.lexical import LexicalIndex, open_full_text
 from stores.term_list import GIVEN, USED, read_terms
 from tests.conftest import Builder
 from tests.errors import raises
@@ -24,11 +24,14 @@ def folder(build_version: Builder, tmp_path: Path) -> Path:
     return tmp_path / "indexes" / "test" / manifest.version
 
 
-def found(folder: Path, query: str) -> dict[str, float]:
-    manifest = read_manifest(folder)
-    index = open_full_text(folder, manifest)
+def opened(folder: Path) -> LexicalIndex:
+    index = open_full_text(folder, read_manifest(folder))
     assert index
-    scores, rows = index.search(query, 10)
+    return index
+
+
+def found(folder: Path, query: str) -> dict[str, float]:
+    scores, rows = opened(folder).search(query, 10)
     return dict(zip(map(str, rows.tolist()), scores.tolist(), strict=True))
 
 
@@ -41,6 +44,17 @@ def test_a_search_finds_what_a_word_means(
     without = tmp_path / "indexes" / "test" / build_version(RECORDS).version
     assert found(without, "拉肚子") == {}
     assert found(folder, "便秘") == found(without, "便秘")
+
+
+def test_what_a_word_means_counts_in_the_idf_of_a_query(
+    folder: Path, build_version: Builder, tmp_path: Path
+) -> None:
+    index = opened(folder)
+    # No document has 拉肚子; its term has the weight that it has in a search.
+    assert index.idf("拉肚子") == pytest.approx(index.idf("腹泻") / 2)
+    without = opened(tmp_path / "indexes" / "test" / build_version(RECORDS).version)
+    assert without.idf("拉肚子") == 0
+    assert index.idf("便秘的治疗") == without.idf("便秘的治疗") > 0
 
 
 def test_both_lists_are_parts_of_the_version(folder: Path) -> None:
