@@ -19,14 +19,14 @@ RUN python -m venv /opt/care
 
 FROM source AS build
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    /opt/care/bin/pip install --no-cache-dir -c constraints.txt '.[jwt,rerank,tracing]'
+    /opt/care/bin/pip install --no-cache-dir -c constraints.txt '.[files,jwt,rerank,tracing]'
 
 # GPU_PACKAGES: what the service needs beside the builds for GPUs; empty without TensorRT.
 FROM source AS build-gpu
 ARG GPU_PACKAGES=tensorrt-cu13
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     /opt/care/bin/python care/gpu_builds.py --no-cache-dir -c constraints.txt ${GPU_PACKAGES} \
-    && /opt/care/bin/pip install --no-cache-dir -c constraints.txt '.[jwt,rerank,tracing]'
+    && /opt/care/bin/pip install --no-cache-dir -c constraints.txt '.[files,jwt,rerank,tracing]'
 
 FROM source AS build-vllm
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \

@@ -69,6 +69,7 @@ class Sample:
     units: int  # size of all files
     read: int  # size of what was read
     records: list[Document | Reject]
+    first_reject: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ class Estimate:
     memory: dict[str, float]  # peak memory of each phase without the encoder
     read: tuple[str, ...] = ()  # how files of other formats are read
     passages: tuple[Document, ...] = ()  # of these files, the first, a middle and the last one
+    first_reject: str = ""  # of these files, with its place
 
 
 class CorpusSample:
@@ -166,6 +168,7 @@ class CorpusSample:
             memory=self._memory(factory, number, dimension, vectors_file, text),
             read=tuple(map(str, self._reports)),
             passages=self._passages() if self._reports else (),
+            first_reject=next(filter(None, (s.first_reject for s in self._samples)), ""),
         )
 
     def _passages(self) -> tuple[Document, ...]:
@@ -262,6 +265,7 @@ def format_estimate(estimate: Estimate, rate: EncodingRate) -> list[str]:
         *_shown_passages(estimate),
         f"corpus  {estimate.documents:,} documents{rows}, estimated from {read}; "
         f"{estimate.rejected:,} of its records are rejected",
+        *([f"        first  {estimate.first_reject}"] if estimate.first_reject else []),
         f"tokens  {estimate.tokens:,}: {estimate.tokens / estimate.rows:,.1f} per text; "
         f"{estimate.truncated:.1%} of texts are truncated at the encoder's maximum length",
         f"time    {hours:,.3g} {rate.device} hours at {rate.tokens:,.0f} tokens/s per "
@@ -337,15 +341,17 @@ def _sample_others(
 ) -> Sample:
     """Keeps evenly spaced records: every second one, then every fourth, as more are read."""
     kept: list[Document | Reject] = []
-    step, number = 1, 0
-    for number, (_, record) in enumerate(
+    step, number, first_reject = 1, 0, ""
+    for number, (place, record) in enumerate(
         read_corpus(files, max_chars, reading=reading, report=report), start=1
     ):
+        if isinstance(record, Reject):
+            first_reject = first_reject or f"{place}: {record.reason}"
         if number % step == 0:
             kept.append(record)
         if len(kept) == 2 * _RECORDS:
             kept, step = kept[1::2], 2 * step
-    return Sample(number, len(kept), kept)
+    return Sample(number, len(kept), kept, first_reject)
 
 
 def _size_of_lines(file: Path) -> int:

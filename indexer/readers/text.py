@@ -4,6 +4,7 @@ import codecs
 import io
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import BinaryIO
 
@@ -62,7 +63,9 @@ def detect(stream: BinaryIO, *, html: bool = False) -> str:
     if b"\0" in sample and not mark:
         raise UnreadableError("has NUL characters: it is no text file, or damaged", "not_text")
     raise UnreadableError(
-        "is neither in UTF-8, UTF-16 nor GB18030: save it as UTF-8", "unknown_encoding"
+        f"is neither in UTF-8 (line {_bad_line(stream)} is not), UTF-16 nor GB18030: save it as "
+        "UTF-8, or correct the line if it alone is wrong",
+        "unknown_encoding",
     )
 
 
@@ -76,6 +79,18 @@ def _decodes(stream: BinaryIO, encoding: str) -> bool:
     except (UnicodeError, LookupError):
         return False
     return True
+
+
+def _bad_line(stream: BinaryIO) -> int:
+    """Returns the number of the first line that is not UTF-8."""
+    stream.seek(0)
+    number = 1
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with suppress(UnicodeDecodeError):
+        while line := stream.readline(_PIECE):
+            decoder.decode(line)
+            number += line.endswith(b"\n")
+    return number
 
 
 def _is_text(sample: bytes, encoding: str) -> bool:

@@ -447,8 +447,14 @@ def test_a_folder_of_files_is_one_corpus(
     write_jsonl(folder / "a.jsonl", make_records(5))
     (folder / "b.md").write_text("# 感冒\n\n多喝水。\n\n## 用药\n\n遵医嘱。\n", encoding="utf-8")
     (folder / "c.csv").write_text("text\n甲\n甲\n", encoding="utf-8")
-    for name in ("d.xls", "empty.txt"):
+    for name in ("d.xls", "empty.txt", "damaged.docx"):
         (folder / name).touch()
+    (folder / "damaged.docx").write_bytes(b"x")
+    estimate = json.loads(build([], "--dry-run", "--json", corpus=str(folder))[1])["estimate"]
+    assert (estimate["rejected"], estimate["documents"]) == (1, 9)
+    assert estimate["first_reject"].startswith(str(folder / "damaged.docx"))
+    (folder / "damaged.docx").unlink()
+    caplog.clear()
     status, output, _ = build([], corpus=str(folder))
     assert status == 0
     assert output.startswith("corpus  9 documents, 8 different texts, ")

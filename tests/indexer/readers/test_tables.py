@@ -143,6 +143,14 @@ def test_csv_that_cannot_be_read_is_an_error(tmp_path: Path, content: bytes, cod
         read(path)
 
 
+def test_a_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "faq.csv"
+    path.write_bytes("id,text\n1,头痛\n2,发热".encode() + b"\xff\n3,a\n")
+    with raises(CorpusError, "unknown_encoding") as caught:
+        read(path)
+    assert "line 3" in str(caught.value)
+
+
 def test_a_field_beyond_the_limit_is_an_error(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "faq.csv", [("text",), ("长" * (limits.MAX_RECORD_BYTES + 1),)])
     with raises(CorpusError, "not_csv", path=path):
