@@ -21,7 +21,7 @@ def available_cpus(cpu_max: Path = _CPU_MAX) -> int:
     It is the minimum of the affinity mask and the cgroup v2 quota: in a container with a lower
     quota, thread pools of the machine's core count are throttled.
     """
-    cpus = len(os.sched_getaffinity(0))
+    cpus = affinity()
     try:
         quota, period = cpu_max.read_text().split()
     except (OSError, ValueError):
@@ -29,6 +29,11 @@ def available_cpus(cpu_max: Path = _CPU_MAX) -> int:
     if quota == "max":
         return cpus
     return max(1, min(cpus, math.ceil(int(quota) / int(period))))
+
+
+def affinity() -> int:
+    """Returns the number of processors in the affinity mask; without masks, as on macOS, of all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_memory(memory_max: Path = _MEMORY_MAX) -> int:

@@ -51,12 +51,16 @@ def allocate(folder: Path, dtype: DTypeLike, count: int) -> NDArray[Any]:
     """Returns a writable array [count] of zeros, mapped from a temporary file in `folder`.
 
     Raises:
-        OSError: If the disk is full. The space is reserved, so later writes cannot fail.
+        OSError: If the disk is full. On Linux the space is reserved, so later writes cannot fail.
     """
     if not count:
         return np.empty(0, dtype)
     with TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, count * np.dtype(dtype).itemsize)
+        size = count * np.dtype(dtype).itemsize
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:  # macOS
+            file.truncate(size)
         return np.asarray(np.memmap(file, dtype, mode="r+"))
 
 

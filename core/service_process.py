@@ -23,7 +23,7 @@ _START_WITHIN = 180.0
 _STOP_WITHIN = 30.0
 _POLL_EVERY = 0.01
 # Loaded here: a new process must not load a library before it runs its program.
-_LIBC = ctypes.CDLL(None)
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
@@ -140,12 +140,13 @@ def free_port() -> int:
 
 
 def end_with(parent: int) -> None:
-    """Lets this process get SIGTERM when its parent ends, even by SIGKILL.
+    """Lets this process get SIGTERM when its parent ends, even by SIGKILL; on Linux only.
 
     It is called in a new process (`preexec_fn`) with the id of the process that starts it, whose
     main thread must be the one that does so: the signal comes when that thread ends.
     """
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if _PRCTL:
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it has ended already
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -31,9 +31,13 @@ _OPENING = 8
 _RETRY = 5.0
 _MOST_FAILURES = 1024
 # Private memory of an open index, and of each of its rows [bytes], as measured.
-_INDEX_BYTES, _ROW_BYTES = 600 << 10, 64
-# The share of a process's maps and open files that indexes may take.
-_SHARE = 2
+_INDEX_BYTES, _ROW_BYTES = 400 << 10, 64
+# Maps of an open index besides one for each of its files.
+_MORE_MAPS = 8
+# The share of what the kernel allows a process that indexes may take.
+_SHARE_OF_MAPS, _SHARE_OF_DESCRIPTORS = 2, 4
+# Open files for indexes that are made while the service runs.
+_MORE_INDEXES = 64
 _MAPS = Path("/proc/sys/vm/max_map_count")
 
 # Opens the version in a folder.
@@ -56,24 +60,28 @@ class Budget:
     """What the open indexes of a worker may take, besides the default one."""
 
     bytes: int  # private memory
-    files: int  # each may be open and mapped
+    maps: int
+    descriptors: int  # each index has one
 
     @classmethod
-    def of(cls, settings: Settings) -> "Budget":
+    def of(cls, settings: Settings, indexes: int) -> "Budget":
+        """Returns the budget of a worker whose folder has a number of indexes."""
         most = settings.open_bytes or available_memory() // 4 // (settings.workers or 1)
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         maps = 65_530
         with suppress(OSError, ValueError):
             maps = int(_MAPS.read_text())
-        if descriptors != resource.RLIM_INFINITY:
-            maps = min(maps, descriptors)
-        return cls(most, maps // _SHARE)
+        _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        descriptors = indexes + _MORE_INDEXES
+        if files != resource.RLIM_INFINITY:
+            descriptors = min(descriptors, files // _SHARE_OF_DESCRIPTORS)
+        return cls(most, maps // _SHARE_OF_MAPS, descriptors)
 
     def allows(self, indexes: Iterable[Snapshot]) -> bool:
         """Returns whether indexes may be open together."""
         held = list(indexes)
         size = sum(_INDEX_BYTES + _ROW_BYTES * each.manifest.count for each in held)
-        return size <= self.bytes and sum(len(i.files.stamps) for i in held) <= self.files
+        maps = sum(_MORE_MAPS + len(each.files.stamps) for each in held)
+        return size <= self.bytes and maps <= self.maps and len(held) <= self.descriptors
 
 
 class Catalog:
@@ -104,7 +112,6 @@ class Catalog:
         self._root = settings.indexes
         self._patterns = settings.serve_indexes
         self._every = settings.watch_seconds
-        self._budget = Budget.of(settings)
         self._engines = engines
         self._open_version = open_version
         self._active_version = active_version
@@ -117,6 +124,7 @@ class Catalog:
         self.served = default
         default.on_change = self._show
         self._show(default.index)
+        self.budget = Budget.of(settings, len(self.names()))
 
     @property
     def default_name(self) -> str:
@@ -292,7 +300,7 @@ class Catalog:
 
     def _make_room(self, newest: str) -> None:
         while len(self._served) > 1:
-            if self._budget.allows(served.index for served in self._served.values()):
+            if self.budget.allows(served.index for served in self._served.values()):
                 return
             self._close(next(name for name in self._served if name != newest))
 

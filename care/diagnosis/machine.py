@@ -9,7 +9,7 @@ from pathlib import Path
 
 from care.diagnosis.finding import Finding
 from care.diagnosis.packages import INSTALL_GPU_BUILDS
-from core.machine import CPU_INFO, available_cpus, cpu_flags, visible_gpus
+from core.machine import CPU_INFO, affinity, available_cpus, cpu_flags, visible_gpus
 
 _OLDEST_PYTHON = (3, 11)
 _GIB = 2**30
@@ -46,7 +46,7 @@ def check_python() -> Finding:
 
 def check_processors() -> Finding:
     """Reports how many processors this process may use."""
-    usable, mask, total = available_cpus(), len(os.sched_getaffinity(0)), os.cpu_count()
+    usable, mask, total = available_cpus(), affinity(), os.cpu_count()
     limits = f"{total} in the machine, {mask} in the affinity mask"
     if usable < mask:
         limits += f", cgroup quota {usable}"

@@ -13,6 +13,7 @@ from service.limits import Usage
 # Files that the service opens besides connections: sockets that accept, a reload, Redis, Milvus and
 # the log.
 _SPARE_FILES = 64
+_OPEN_FILES = next(path for path in map(Path, ("/proc/self/fd", "/dev/fd")) if path.is_dir())
 _BACKLOG = 2048
 # What a client must take of a response within the time-out [bytes], if it is that long.
 _LEAST_TAKEN = 65_536
@@ -150,12 +151,12 @@ class Progress:
         return now - self._since >= timeout
 
 
-def available_connections(most: int) -> tuple[int, int]:
+def available_connections(most: int, reserved: int = 0) -> tuple[int, int]:
     """Returns how many connections can be open, at most `most`, and how many may wait for `accept`.
 
-    Raises the soft limit of open files as far as needed and possible.
+    `reserved` is the number of files that something else will open. Raises the soft limit of open files as far as needed and possible.
     """
-    used = sum(1 for _ in Path("/proc/self/fd").iterdir()) + _SPARE_FILES
+    used = sum(1 for _ in _OPEN_FILES.iterdir()) + _SPARE_FILES + reserved
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = used + most + _BACKLOG
     files = needed if hard == resource.RLIM_INFINITY else min(needed, hard)

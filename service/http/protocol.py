@@ -126,7 +126,8 @@ class HttpProtocol(asyncio.Protocol):
         # client must accept an interim response (RFC 9110 15.2).
         if exchange.may_inform:
             self.transport.write(_INTERIM)
-        self.loop.call_later(_LOOK_EVERY, self._look, exchange)
+        if hasattr(socket, "TCP_INFO"):
+            self.loop.call_later(_LOOK_EVERY, self._look, exchange)
         return True
 
     def _look(self, exchange: Exchange) -> None:

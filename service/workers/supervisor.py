@@ -145,7 +145,18 @@ class _Worker:
 
 
 def choose_workers(settings: Settings) -> tuple[int, str]:
-    """Returns how many workers are to serve, and why."""
+    """Returns how many workers are to serve, and why.
+
+    Raises:
+        CareError: If several workers are set on a system that is not Linux.
+    """
+    if not hasattr(os, "memfd_create"):
+        if (settings.workers or 1) > 1:
+            message = (
+                "several workers share memory and a port as only Linux can: set CARE_WORKERS=1"
+            )
+            raise CareError(message, code="needs_linux")
+        return 1, "several workers need Linux"
     if settings.workers:
         return settings.workers, "as set"
     if settings.provider != "cpu" or settings.faiss_device != "cpu":

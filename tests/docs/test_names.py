@@ -26,7 +26,7 @@ def named_command(words: list[str]) -> Any:
     command: Any = typer.main.get_command(app)
     for word in words:
         children = getattr(command, "commands", {})
-        if not children or not re.fullmatch(r"[a-z-]+", word):
+        if not children or not re.fullmatch(r"[a-z][a-z-]*", word):
             return command
         assert word in children, f"care {' '.join(words)}"
         command = children[word]

@@ -18,6 +18,7 @@ from core.manifest import IndexManifest
 from core.versions import IndexFolder
 from service.access.api_keys import new_key
 from service.catalog import Budget, Catalog
+from service.http.connections import available_connections
 from service.observe.metrics import Metrics
 from tests.conftest import Builder, make_records
 from tests.service.conftest import Serve, sample
@@ -275,11 +276,24 @@ def test_an_index_of_another_space_needs_its_pair(serve: Serve, build_version: B
     assert "CARE_OTHER_PAIRS" in detail
 
 
-def test_the_budget_counts_memory_and_files(serve: Serve, two: dict[str, IndexManifest]) -> None:
+def test_the_budget_counts_memory_maps_and_open_files(
+    serve: Serve, two: dict[str, IndexManifest]
+) -> None:
     snapshot = catalog_of(serve()).served.index
-    assert Budget(10**9, len(snapshot.files.stamps)).allows([snapshot])
-    assert not Budget(10**9, len(snapshot.files.stamps)).allows([snapshot] * 2)
-    assert not Budget(1, 10**9).allows([snapshot])
+    maps = len(snapshot.files.stamps) + 8
+    assert Budget(10**9, maps, 1).allows([snapshot])
+    assert not Budget(10**9, maps, 2).allows([snapshot] * 2)
+    assert not Budget(10**9, 10**9, 1).allows([snapshot] * 2)
+    assert not Budget(1, 10**9, 1).allows([snapshot])
+
+
+def test_files_are_reserved_for_the_indexes_of_the_folder(
+    serve: Serve, two: dict[str, IndexManifest]
+) -> None:
+    budget = catalog_of(serve()).budget
+    assert budget.descriptors == 2 + 64
+    most = available_connections(10**9, 0)[0]
+    assert available_connections(10**9, budget.descriptors)[0] < most
 
 
 def test_an_index_without_a_name_on_disk_is_not_listed(

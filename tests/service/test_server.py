@@ -95,7 +95,7 @@ settings = Settings(port=0)
 engine = SimpleNamespace(
     drain=idle, stop=idle, limits=limits, usages=Usages(), metrics=Metrics(), settings=settings
 )
-app.state.service = SimpleNamespace(engine=engine, catalog=SimpleNamespace(stop=idle))
+app.state.service = SimpleNamespace(engine=engine, catalog=SimpleNamespace(stop=idle, budget=SimpleNamespace(descriptors=1)))
 
 def work():
     print("busy", flush=True)
