@@ -154,7 +154,8 @@ class Progress:
 def available_connections(most: int, reserved: int = 0) -> tuple[int, int]:
     """Returns how many connections can be open, at most `most`, and how many may wait for `accept`.
 
-    `reserved` is the number of files that something else will open. Raises the soft limit of open files as far as needed and possible.
+    `reserved` is the number of files that something else will open. Raises the soft limit of open
+    files as far as needed and possible.
     """
     used = sum(1 for _ in _OPEN_FILES.iterdir()) + _SPARE_FILES + reserved
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -95,7 +95,8 @@ settings = Settings(port=0)
 engine = SimpleNamespace(
     drain=idle, stop=idle, limits=limits, usages=Usages(), metrics=Metrics(), settings=settings
 )
-app.state.service = SimpleNamespace(engine=engine, catalog=SimpleNamespace(stop=idle, budget=SimpleNamespace(descriptors=1)))
+catalog = SimpleNamespace(stop=idle, budget=SimpleNamespace(descriptors=1))
+app.state.service = SimpleNamespace(engine=engine, catalog=catalog)
 
 def work():
     print("busy", flush=True)
