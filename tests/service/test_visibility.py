@@ -26,16 +26,17 @@ CACHES = [{}, {"cache_entries": 0}, {"cache_entries": 3}]
 
 @pytest.fixture
 def versions(build_version: Builder, tmp_path: Path) -> list[Path]:
-    """Two versions of one index, the second one of chunks."""
+    """Two versions of one index, the second one of chunks, and the version of another index."""
     first = build_version(records(1), fusion={"lexical": 0.5})
     second = build_version(records(2), chunking=Chunking(tokens=40, overlap=10))
-    return [tmp_path / "indexes" / "test" / each.version for each in (first, second)]
+    other = build_version(records(3), name="other")
+    return [tmp_path / "indexes" / each.name / each.version for each in (first, second, other)]
 
 
 def attack(
     serve: Serve, tmp_path: Path, versions: list[Path], seed: int, steps: int, **changes: Any
 ) -> Any:
-    attacker = Attack(seed, versions)
+    attacker = Attack(seed, versions[:2], versions[2])
     (tmp_path / "keys").write_text(attacker.key_file)
     return attacker.run(serve(api_keys_file=tmp_path / "keys", **changes), steps)
 

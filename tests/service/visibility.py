@@ -14,7 +14,9 @@ from urllib.parse import quote
 from fastapi.testclient import TestClient
 from httpx2 import Response
 
+from core.aliases import read_aliases, set_alias
 from core.documents import FILE_NAME, DocumentReader
+from core.versions import IndexFolder
 from service.access.api_keys import new_key
 from tests.core.test_filters import naive_rows
 
@@ -22,7 +24,8 @@ from tests.core.test_filters import naive_rows
 _MARKER = re.compile(r"m\dx\d{3}")
 _DEPARTMENTS = ("内科", "外科", "儿科")
 _SUBJECTS = ("高血压", "发热", "骨折", "咳嗽", "失眠")
-_INDEX = "test"
+# Where requests go, and which index they then mean; what the alias means changes.
+_PREFIXES = {"": "test", "/indexes/test": "test", "/indexes/other": "other", "/indexes/live": ""}
 # Requests that are sent at once.
 _TOGETHER = 3
 
@@ -54,11 +57,10 @@ class Key:
     entry: str
     grants: Sequence[Json]
 
-    @property
-    def filter(self) -> Mapping[str, Any] | None:
-        """The filter of its searches, {} for all documents; None if it may not search."""
+    def filter(self, index: str) -> Mapping[str, Any] | None:
+        """The filter of its searches in an index, {} for all documents; None if it may not."""
         for grant in self.grants:
-            if fnmatchcase(_INDEX, grant["indexes"]):
+            if fnmatchcase(index, grant["indexes"]):
                 return grant.get("filter", {})
         return None
 
@@ -93,13 +95,16 @@ class Rows:
 class Attack:
     """Sends random requests of random callers to a service, and compares the answers.
 
-    `versions` are the folders of versions of the index, which become active in turn.
+    `versions` are the folders of versions of the default index, which become active in turn;
+    `other` is that of the only version of another index. An alias means one of the two in turn.
     """
 
-    def __init__(self, seed: int, versions: Sequence[Path]) -> None:
+    def __init__(self, seed: int, versions: Sequence[Path], other: Path) -> None:
         self._random = random.Random(seed)
-        self._versions = {folder.name: Rows(folder) for folder in versions}
+        self._versions = {folder.name: Rows(folder) for folder in (*versions, other)}
+        self._indexes = other.parents[1]
         self._current = versions[0].parent / "CURRENT"
+        set_alias(self._indexes, "live", "test")
         self._admin = _key("ops", [{"indexes": "*", "role": "admin"}])
         self.keys = [_key(f"k{i}", self._grants()) for i in range(8)]
         self.report = Report()
@@ -114,11 +119,15 @@ class Attack:
             for _ in range(steps):
                 if self._random.random() < 0.03:
                     self._reload(client)
+                if self._random.random() < 0.1:
+                    set_alias(self._indexes, "live", self._random.choice(["test", "other"]))
+                prefix = self._random.choice(list(_PREFIXES))
                 method, path, body = self._request()
+                address = prefix if prefix and path == "/index" else prefix + path
                 callers = self._random.sample(self.keys, _TOGETHER)
-                sent = [pool.submit(_send, client, key, method, path, body) for key in callers]
+                sent = [pool.submit(_send, client, key, method, address, body) for key in callers]
                 for key, one in zip(callers, sent, strict=True):
-                    self._check(key, path, body, one.result(), client)
+                    self._check(key, prefix, path, body, one.result(), client)
         return self.report
 
     def _grants(self) -> list[Json]:
@@ -144,7 +153,7 @@ class Attack:
             ("ward", {"not": [0]}),
             ("only-1", True),
             ("only-2", {"not": True}),
-            ("code", [f"m{v}x{self._random.randint(0, 41):03d}" for v in (1, 2)]),
+            ("code", [f"m{v}x{self._random.randint(0, 41):03d}" for v in (1, 2, 3)]),
         ]
         size = self._random.randint(least, 2)
         return dict(self._random.sample(conditions, size))
@@ -166,7 +175,7 @@ class Attack:
         choose = self._random.choice
         query: Json = {
             # Few queries, so that callers share them; some are of one document.
-            "query": choose([*_SUBJECTS[:2], f"m{choose('12')}x{self._random.randint(0, 3):03d}"]),
+            "query": choose([*_SUBJECTS[:2], f"m{choose('123')}x{self._random.randint(0, 3):03d}"]),
             "top_k": choose([1, 3, 50, 500]),
             "filter": choose([{}, {}, self._filter()]),
             "mode": choose(["dense", "lexical", "hybrid", None]),
@@ -186,12 +195,19 @@ class Attack:
         headers = {"Authorization": f"Bearer {self._admin.secret}"}
         assert client.post("/index/reload", headers=headers).status_code == 200
 
-    def _check(self, key: Key, path: str, body: Any, response: Response, client: Any) -> None:
+    def _check(
+        self, key: Key, prefix: str, path: str, body: Any, response: Response, client: Any
+    ) -> None:
         self.report.requests += 1
-        active = self._current.read_text().strip()
-        bounds, rows = key.filter, self._versions[active]
+        index = _PREFIXES[prefix] or read_aliases(self._indexes)["live"]
+        active = IndexFolder(self._indexes, index).active()
+        bounds, rows = key.filter(index), self._versions[active]
         if bounds is None:
-            self._expect(response.status_code == 403, "403", path, response)
+            refused = 404 if prefix else 403
+            self._expect(response.status_code == refused, f"{refused}", path, response)
+            if prefix:
+                missing = _send(client, key, "GET", "/indexes/no-such-index", None)
+                self._expect(_same(missing, response), "as missing", path, response)
             return
         visible = rows.seen(bounds)
         markers = {rows.parents[row] for row in visible}
@@ -202,7 +218,7 @@ class Attack:
         if response.status_code == 422:
             self._expect(not bounds, "no error of unknown fields", path, response)
         elif path.startswith("/documents"):
-            self._check_document(key, path, response, rows, visible, client)
+            self._check_document(key, prefix, path, response, rows, visible, client)
         elif path == "/index":
             self._check_index(answer, rows, visible)
         else:
@@ -228,6 +244,7 @@ class Attack:
     def _check_document(
         self,
         key: Key,
+        prefix: str,
         path: str,
         response: Response,
         rows: Rows,
@@ -238,7 +255,7 @@ class Attack:
         found = any(id_ in (rows.ids[row], rows.parents[row]) for row in visible)
         self._expect((response.status_code == 200) == found, f"found {found}", path, response)
         if not found:
-            missing = _send(client, key, "GET", "/documents/no-such-id", None)
+            missing = _send(client, key, "GET", f"{prefix}/documents/no-such-id", None)
             self._expect(_same(missing, response), "as missing", path, response)
 
     def _check_index(self, answer: Json, rows: Rows, visible: list[int]) -> None:
