@@ -111,10 +111,12 @@ def open_version(
     pair: Pair | None = None,
     *,
     verified: bool = False,
+    canaries: int | None = None,
 ) -> Snapshot:
     """Opens the version in a folder and checks it as `load_index`, with the same errors.
 
-    `verified` says that another process has just compared the files with their checksums.
+    `verified` says that another process has just compared the files with their checksums;
+    `canaries` is the number of canaries that are checked, by default all.
     """
     files = VersionFiles.of(folder)
     with opening(folder):
@@ -125,7 +127,7 @@ def open_version(
         verification = None if verified else pool.submit(verify_files, folder, manifest)
         try:
             for each in (encoder, *others):
-                check_canaries(each, manifest.canaries)
+                check_canaries(each, manifest.canaries[:canaries])
         finally:
             with opening(folder):
                 if verification:

@@ -15,6 +15,7 @@ from pathlib import Path
 from core.aliases import index_of, read_aliases
 from core.errors import CareError, EmbeddingSpaceError, IndexVersionError
 from core.machine import available_memory
+from core.manifest import IndexManifest
 from core.versions import IndexFolder, opening, read_manifest
 from search.snapshot import Snapshot
 from service.errors import RequestError, shown
@@ -31,7 +32,7 @@ _OPENING = 8
 _RETRY = 5.0
 _MOST_FAILURES = 1024
 # Private memory of an open index, and of each of its rows [bytes], as measured.
-_INDEX_BYTES, _ROW_BYTES = 400 << 10, 64
+_INDEX_BYTES, _ROW_BYTES = 200 << 10, 64
 # Maps of an open index besides one for each of its files.
 _MORE_MAPS = 8
 # The share of what the kernel allows a process that indexes may take.
@@ -40,8 +41,12 @@ _SHARE_OF_MAPS, _SHARE_OF_DESCRIPTORS = 2, 4
 _MORE_INDEXES = 64
 _MAPS = Path("/proc/sys/vm/max_map_count")
 
-# Opens the version in a folder.
-OpenVersion = Callable[[Path], Snapshot]
+# Canaries of an index whose document encoder agrees with the query encoder, as another index has
+# shown with all of its canaries.
+_CANARIES = 1
+
+# Opens the version in a folder, and checks some of its canaries, or all with None.
+OpenVersion = Callable[..., Snapshot]
 # Lets the other workers of the service load the active version of an index too.
 TellOthers = Callable[[str], Awaitable[None]]
 
@@ -123,6 +128,7 @@ class Catalog:
         self._refreshing: set[asyncio.Future[None]] = set()
         self.served = default
         default.on_change = self._show
+        self._agreed = {_document_encoder(default.index.manifest)}
         self._show(default.index)
         self.budget = Budget.of(settings, len(self.names()))
 
@@ -296,7 +302,11 @@ class Catalog:
                 index=manifest.name,
                 embedding_space=space,
             )
-        return self._open_version[space](folder)
+        document_encoder = _document_encoder(manifest)
+        agrees = document_encoder in self._agreed
+        snapshot = self._open_version[space](folder, canaries=_CANARIES if agrees else None)
+        self._agreed.add(document_encoder)
+        return snapshot
 
     def _make_room(self, newest: str) -> None:
         while len(self._served) > 1:
@@ -322,6 +332,10 @@ class Catalog:
         return name == self.default_name or any(
             fnmatchcase(name, pattern) for pattern in self._patterns
         )
+
+
+def _document_encoder(manifest: IndexManifest) -> tuple[str, str, str]:
+    return manifest.encoder.model_dump_json(), manifest.backend, manifest.dtype
 
 
 def unknown_index() -> RequestError:

@@ -5,7 +5,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from service.catalog import Budget, Catalog
 from service.http.connections import available_connections
 from service.observe.metrics import Metrics
 from tests.conftest import Builder, make_records
+from tests.encoders import BigramEncoder
 from tests.service.conftest import Serve, sample
 
 QUERY = "高血压患者的护理"
@@ -191,9 +192,9 @@ def test_an_index_that_opens_slowly_delays_no_other(
     catalog, release = catalog_of(client), threading.Event()
     (space, opened) = next(iter(catalog._open_version.items()))
 
-    def slowly(folder: Path) -> Any:
+    def slowly(folder: Path, **how: Any) -> Any:
         assert release.wait(30)
-        return opened(folder)
+        return opened(folder, **how)
 
     monkeypatch.setattr(catalog, "_open_version", {space: slowly})
     answer = client.post(
@@ -241,10 +242,10 @@ def test_many_requests_open_an_index_once(
     (space, opened) = next(iter(catalog._open_version.items()))
     folders = []
 
-    def count(folder: Path) -> Any:
+    def count(folder: Path, **how: Any) -> Any:
         folders.append(folder)
         time.sleep(0.1)
-        return opened(folder)
+        return opened(folder, **how)
 
     monkeypatch.setattr(catalog, "_open_version", {space: count})
 
@@ -254,6 +255,24 @@ def test_many_requests_open_an_index_once(
 
     client.portal.call(open_at_once)  # type: ignore[union-attr]
     assert len(folders) == 1
+
+
+def test_all_canaries_of_a_document_encoder_are_checked_once(
+    serve: Serve, two: dict[str, IndexManifest], build_version: Builder
+) -> None:
+    build_version(make_records(10), name="third")
+    encoder = BigramEncoder()
+    checked: list[int] = []
+
+    def count(given: Any, canaries: Sequence[Any]) -> None:
+        checked.append(len(canaries))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("search.snapshot.check_canaries", count)
+        client = serve(encoder)
+        for name in ("other", "third"):
+            assert ids(client, f"/indexes/{name}/search")
+    assert checked == [len(two["test"].canaries), 1, 1]
 
 
 def test_equal_queries_to_two_indexes_are_cached_apart(
