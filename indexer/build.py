@@ -66,8 +66,14 @@ from indexer.staging import (
 )
 from stores.base import NewVectors, SearchChoice
 from stores.lexical import write_full_text
-from stores.recall import RECALL_K
-from stores.registry import FAISS_ONLY, VectorStores, check_factory, default_factory
+from stores.recall import RECALL_K, crowded_rows
+from stores.registry import (
+    FAISS_ONLY,
+    VectorStores,
+    check_factory,
+    default_factories,
+    default_factory,
+)
 from stores.term_list import GIVEN, write_terms
 from stores.token_vectors import token_vector_spec, write_token_vectors
 
@@ -160,14 +166,14 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
         return None
     if manifest is None:
         return None
-    factory = options.factory or default_factory(
+    defaults = default_factories(
         options.store, manifest.count, spec.dimension, manifest.corpus.unique_texts
     )
     same = (
         manifest.corpus.checksum == corpus_checksum(corpus_files(options.corpus), options.reading)
         and manifest.encoder == spec
         and (manifest.backend, manifest.dtype) == (options.backend, options.dtype)
-        and manifest.factory == factory
+        and manifest.factory in ({options.factory} if options.factory else defaults)
         and manifest.recall.target == _target(options)
         and manifest.chunking == options.chunking
         and same_full_text(manifest, options)
@@ -312,10 +318,11 @@ def _write_version(
     vector_of, fields = write_version(encoded.folder, folder, encoded.staged, encoded.keep)
     reader = DocumentReader(folder / documents.FILE_NAME)
     vectors = ShardedVectors(encoded.folder, options.shard_size, vector_of)
-    text_rows = np.sort(np.unique(vector_of, return_index=True)[1])
+    _, text_rows, copies = np.unique(vector_of, return_index=True, return_counts=True)
+    text_rows = np.sort(text_rows)
     dimension = document_encoder.spec.dimension
     factory = options.factory or default_factory(
-        options.store, len(vectors), dimension, len(text_rows)
+        options.store, len(vectors), dimension, len(text_rows), crowded_rows(copies)
     )
     check_factory(options.store, factory, dimension, len(vectors))
     canaries = sample_canaries(reader, text_rows, vectors.take)

@@ -37,7 +37,7 @@ from indexer.publication import BUILD_WAIT, IndexWriter, hide, verify_version
 from indexer.staging import REJECTS, StagedCorpus, stage, write_staged
 from indexer.vector_cache import version_vectors
 from stores.lexical import is_current, write_full_text
-from stores.registry import default_factory
+from stores.registry import default_factories
 from stores.term_list import write_terms
 from stores.token_vectors import token_vector_spec
 
@@ -64,8 +64,8 @@ def active_manifest(index: IndexWriter) -> IndexManifest:
 def requested_factory(manifest: IndexManifest) -> str | None:
     """Returns the index type of a version, or None if it is the default for its size."""
     count, different = manifest.count, manifest.corpus.unique_texts
-    default = default_factory(manifest.store, count, manifest.encoder.dimension, different)
-    return None if manifest.factory == default else manifest.factory
+    defaults = default_factories(manifest.store, count, manifest.encoder.dimension, different)
+    return None if manifest.factory in defaults else manifest.factory
 
 
 def update(

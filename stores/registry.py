@@ -17,11 +17,22 @@ if TYPE_CHECKING:
     from stores.milvus.store import MilvusStore
 
 
-def default_factory(store: StoreName, count: int, dimension: int, different: int) -> str:
-    """Returns the default index type of a store for `count` vectors of `different` texts."""
+def default_factory(
+    store: StoreName, count: int, dimension: int, different: int, crowded: int = 0
+) -> str:
+    """Returns the default index type of a store for `count` vectors of `different` texts.
+
+    `crowded` of the vectors have too many copies for a graph of FAISS
+    (`stores.recall.crowded_rows`).
+    """
     if store == "milvus":
         return milvus_types.default_factory(count, different)
-    return faiss_types.default_factory(count, dimension, different)
+    return faiss_types.default_factory(count, dimension, different, crowded)
+
+
+def default_factories(store: StoreName, count: int, dimension: int, different: int) -> set[str]:
+    """Returns the default index types where it is not known how many vectors are crowded."""
+    return {default_factory(store, count, dimension, different, most) for most in (0, count)}
 
 
 def check_factory(store: StoreName, factory: str, dimension: int, count: int | None = None) -> None:

@@ -70,15 +70,17 @@ def _table(compared: "Comparison", speeds: "dict[str, Speed]") -> Iterator[str]:
     width = max(map(len, compared.scores))
     others = [name for name in MEASURES if name != NDCG]
     line = f"{'':{width}}  {NDCG:>8}  {'95 %':>16}  " + "  ".join(f"{name:>10}" for name in others)
+    label = f"{NDCG} - {compared.baseline}, 95 %"
+    room = max(25, len(label))
     if compared.differences:
-        line += f"  {f'{NDCG} - {compared.baseline}, 95 %':>25}  {'p':>6}"
+        line += f"  {label:>{room}}  {'p':>6}"
     yield line + ("    q/s   p50   p99 [ms]" if speeds else "")
     for system, values in compared.scores.items():
         line = f"{system:{width}}  {values[NDCG]:>8.4f}  {_bounds(compared.intervals[system])}  "
         line += "  ".join(f"{values[name]:>10.4f}" for name in others)
         difference = compared.differences.get(system)
         if difference or speeds:
-            line += f"  {_interval(difference):>25}"
+            line += f"  {_interval(difference):>{room}}"
             line += f"  {difference.p:>6.4f}" if difference else f"  {'':6}"
         if speed := speeds.get(system):
             line += f"  {speed.queries_per_second:>5,.0f} {speed.p50_ms:>5.1f} {speed.p99_ms:>5.1f}"

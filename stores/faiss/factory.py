@@ -48,14 +48,15 @@ _LINK_BYTES = 4
 _NODE_BYTES = 8 + 4
 
 
-def default_factory(count: int, dimension: int, different: int) -> str:
-    """Returns the default FAISS factory string for `count` vectors, `different` distinct ones."""
+def default_factory(count: int, dimension: int, different: int, crowded: int = 0) -> str:
+    """Returns the default FAISS factory string for `count` vectors; see `stores.registry`."""
     if count * dimension <= _MOST_SCANNED:
         return "Flat"
     # The power of two nearest to 4 √different balances the costs of choosing and scanning lists.
     lists = min(2 ** round(math.log2(4 * math.sqrt(different))), count // ROWS_PER_LIST)
     if count < _MOST_IN_GRAPH:
-        return _OF_COPIES.format(lists=lists) if has_copies(count, different) else _GRAPH_OF_VECTORS
+        copies = has_copies(count, different, crowded)
+        return _OF_COPIES.format(lists=lists) if copies else _GRAPH_OF_VECTORS
     parts = dimension if dimension % 2 else dimension // 2
     return _BEYOND.format(lists=lists, parts=parts)
 

@@ -24,6 +24,7 @@ from stores.faiss.factory import check_factory, default_factory
 from stores.faiss.parts import write_file
 from stores.faiss.search import FaissVectors, read_index, search_parameters
 from stores.faiss.store import build_index, choose_search
+from stores.recall import crowded_rows
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.errors import raises
 from tests.indexer.builds import room_for
@@ -118,6 +119,30 @@ def test_texts_that_occur_many_times_reach_the_target_recall(tmp_path: Path) -> 
     vectors = ShardedVectors(tmp_path, 1000, vector_of)
     index = built(vectors, default_factory(count, dimension, different), tmp_path)
     assert choose_search(index, vectors, queries, target=0.99).recall >= 0.99
+
+
+@pytest.mark.e2e
+def test_a_few_texts_that_occur_hundreds_of_times_reach_the_target_recall(tmp_path: Path) -> None:
+    different, many, count, dimension = 4_100, 20, 12_000, 128
+    values = np.random.default_rng(0).normal(size=(different + 50, dimension)).astype(np.float32)
+    own, queries = np.split(truncate_normalize(values + 0.5, dimension), [different])
+    queries[:20] = own[many : many + 20]
+    write_shard(tmp_path, 0, own, [""] * different, tokens=0, truncated=0)
+    rows = np.concatenate([np.arange(different), np.arange(count - different) % many])
+    vector_of = np.random.default_rng(1).permutation(rows)
+    vectors = ShardedVectors(tmp_path, different, vector_of)
+    crowded = crowded_rows(np.bincount(vector_of))
+    assert crowded == count - different + many
+    factory = default_factory(count, dimension, different, crowded)
+    assert factory == "IVF256,Flat"
+    index = built(vectors, factory, tmp_path)
+    assert choose_search(index, vectors, queries, target=0.99).recall >= 0.99
+
+
+def test_copies_that_a_graph_can_link_change_no_index_type() -> None:
+    assert crowded_rows(np.array([64, 1])) == 0
+    assert default_factory(20_000, 384, 10_000, 1000) == "HNSW32,Flat"
+    assert default_factory(20_000, 384, 10_000, 1001) == "IVF512,Flat"
 
 
 @pytest.mark.parametrize("target", [0.5, 0.9, 0.97])

@@ -28,6 +28,13 @@ def test_milvus_searches_few_vectors_exactly_and_many_by_a_graph(count: int, fac
     assert registry.default_factory("faiss", 10**9, 768, 10**9).startswith("IVF")
 
 
+def test_both_defaults_of_a_version_are_defaults() -> None:
+    found = registry.default_factories("faiss", 20_000, 384, 10_000)
+    assert found == {"HNSW32,Flat", "IVF512,Flat"}
+    # A choice of the user stays one.
+    assert registry.default_factories("milvus", 50_000, 384, 40_000) == {"HNSW32"}
+
+
 @pytest.mark.parametrize("factory", ["HNSW3", "HNSW32,SQ8", "IVF1024,SQ8", "flat", ""])
 def test_an_unsupported_index_type_of_milvus_is_an_error(factory: str) -> None:
     with raises(CareError, "unsupported_factory", factory=factory):
