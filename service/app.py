@@ -33,6 +33,7 @@ from service.observe.tracing import Tracer, make_tracer
 from service.pipeline.cache import MemoryCache
 from service.pipeline.engine import Engine
 from service.pipeline.served_index import DAMAGE, Served, ServedIndex, open_store
+from service.routes.answer import answer_routes
 from service.routes.application import Application
 from service.routes.openai import openai_routes
 from service.routes.search import PAGE, admin_routes, public_routes, search_routes
@@ -40,9 +41,10 @@ from service.settings import Settings, plain
 
 _LOG = logging.getLogger("care.service")
 
-ROUTERS = (search_routes, openai_routes, admin_routes, public_routes)
+ROUTERS = (search_routes, answer_routes, openai_routes, admin_routes, public_routes)
 
 if TYPE_CHECKING:
+    from service.pipeline.chat_server import ChatServer
     from service.pipeline.redis_tier import RedisGuard
     from service.pipeline.rerank_server import RerankServer
 
@@ -185,6 +187,7 @@ def build_app(
 ) -> FastAPI:
     """Creates the application around an engine, which it closes: its routes and middleware."""
     settings, metrics = engine.settings, engine.metrics
+    chat = make_chat_server(settings) if settings.chat_url else None
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -200,6 +203,8 @@ def build_app(
         for task in tasks:
             task.cancel()
         await engine.close()
+        if chat:
+            await chat.close()
         if tracer:
             await asyncio.to_thread(tracer.close)
 
@@ -229,7 +234,7 @@ def build_app(
     )
     answers = AnswerBudget(engine.limits.answer_bytes, engine.usages.answer_bytes)
     app.state.service = State(
-        settings, engine.pair, metrics, engine, access.keys, access.limiter, answers
+        settings, engine.pair, metrics, engine, access.keys, access.limiter, answers, chat
     )
     return app
 
@@ -289,3 +294,19 @@ def make_reranker(settings: Settings, breaker: Breaker) -> "RerankServer":
     return RerankServer(
         url, settings.rerank_model, key, timeout, breaker, settings.rerank_truncate_tokens
     )
+
+
+def make_chat_server(settings: Settings) -> "ChatServer":
+    """Returns the client of the server of `CARE_CHAT_URL`, which is set.
+
+    Raises:
+        CareError: If the address or the key is not valid.
+        ProviderError: If a required package is not installed.
+    """
+    try:
+        from service.pipeline.chat_server import ChatServer
+    except ModuleNotFoundError as error:
+        message = f"CARE_CHAT_URL needs {error.name}: pip install 'care-retrieval[chat]'"
+        raise ProviderError(message, code="missing_package", package=error.name) from error
+    url, key = plain(settings.chat_url), plain(settings.chat_key)
+    return ChatServer(url, settings.chat_model, key, settings.chat_timeout_ms / 1000)

@@ -29,6 +29,7 @@ from service.pipeline.engine import Engine
 from service.settings import Settings, plain
 
 if TYPE_CHECKING:
+    from service.pipeline.chat_server import ChatServer
     from service.pipeline.redis_tier import RedisGuard
 
 _LOG = logging.getLogger("care.service")
@@ -81,6 +82,7 @@ class State:
     keys: ApiKeys
     limiter: RateLimiter | None
     answers: AnswerBudget
+    chat: "ChatServer | None" = None  # what writes answers, if anything
 
 
 def get_state(request: Request) -> State:
