@@ -35,6 +35,7 @@ from service.observe.tracing import Tracer, make_tracer
 from service.pipeline.cache import MemoryCache
 from service.pipeline.engine import Engine
 from service.pipeline.served_index import DAMAGE, Served, ServedIndex, open_store
+from service.routes.answer import answer_routes
 from service.routes.application import Application
 from service.routes.openai import openai_routes
 from service.routes.search import PAGE, admin_routes, list_routes, public_routes, search_routes
@@ -42,9 +43,10 @@ from service.settings import Settings, plain
 
 _LOG = logging.getLogger("care.service")
 
-ROUTERS = (search_routes, list_routes, openai_routes, admin_routes, public_routes)
+ROUTERS = (search_routes, answer_routes, list_routes, openai_routes, admin_routes, public_routes)
 
 if TYPE_CHECKING:
+    from service.pipeline.chat_server import ChatServer
     from service.pipeline.redis_tier import RedisGuard
     from service.pipeline.rerank_server import RerankServer
 
@@ -209,6 +211,7 @@ def build_app(
 ) -> FastAPI:
     """Creates the application around a catalog, which it closes: its routes and middleware."""
     engine = catalog.default.engine
+    chat = make_chat_server(settings) if settings.chat_url else None
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -226,6 +229,8 @@ def build_app(
         for task in tasks:
             task.cancel()
         await catalog.close()
+        if chat:
+            await chat.close()
         if tracer:
             await asyncio.to_thread(tracer.close)
         if audit:
@@ -267,6 +272,7 @@ def build_app(
         access.index_limiter,
         answers,
         access.tokens,
+        chat,
     )
     return app
 
@@ -326,3 +332,19 @@ def make_reranker(settings: Settings, breaker: Breaker) -> "RerankServer":
     return RerankServer(
         url, settings.rerank_model, key, timeout, breaker, settings.rerank_truncate_tokens
     )
+
+
+def make_chat_server(settings: Settings) -> "ChatServer":
+    """Returns the client of the server of `CARE_CHAT_URL`, which is set.
+
+    Raises:
+        CareError: If the address or the key is not valid.
+        ProviderError: If a required package is not installed.
+    """
+    try:
+        from service.pipeline.chat_server import ChatServer
+    except ModuleNotFoundError as error:
+        message = f"CARE_CHAT_URL needs {error.name}: pip install 'care-retrieval[chat]'"
+        raise ProviderError(message, code="missing_package", package=error.name) from error
+    url, key = plain(settings.chat_url), plain(settings.chat_key)
+    return ChatServer(url, settings.chat_model, key, settings.chat_timeout_ms / 1000)

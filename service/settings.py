@@ -146,6 +146,16 @@ class Settings(BaseSettings):
     """Number of hits that a query with `"rerank": true` ranks again."""
     max_rerank: AtLeast1 = 200
     """Most hits that one query ranks again."""
+    chat_url: SecretStr | None = None
+    """Address of a server with `/v1/chat/completions` (OpenAI's form), such as http://host:8001/v1,
+    which writes answers with citations for the search page. Questions and passages are sent to it.
+    Needs CARE_CHAT_MODEL and the extra chat. Unset: no answers."""
+    chat_model: str = ""
+    """The server's name of its model."""
+    chat_key: SecretStr | None = None
+    """Key of the server, sent as a bearer token."""
+    chat_timeout_ms: AtLeast1 = 60_000
+    """Time-out of one answer of the server, to its end [ms]."""
     max_batch: AtLeast1 = 64
     """Most queries in one request to /search/batch."""
     max_embeddings: AtLeast1 = 2048
@@ -300,6 +310,8 @@ class Settings(BaseSettings):
             raise ValueError("set both CARE_TOKEN_KEYS and CARE_TOKEN_ALGORITHMS, or neither")
         if self.rerank_hits > self.max_rerank:
             raise ValueError("CARE_RERANK_HITS exceeds CARE_MAX_RERANK")
+        if self.chat_url and not self.chat_model:
+            raise ValueError("CARE_CHAT_URL requires CARE_CHAT_MODEL")
         if self.redis_url and not self.cache_secret:
             message = "set it to a long random text, the same for all replicas"
             raise ValueError(f"CARE_REDIS_URL requires CARE_CACHE_SECRET: {message}")

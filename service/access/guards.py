@@ -35,6 +35,7 @@ from service.pipeline.engine import Engine
 from service.settings import Settings, plain
 
 if TYPE_CHECKING:
+    from service.pipeline.chat_server import ChatServer
     from service.pipeline.redis_tier import RedisGuard
 
 _LOG = logging.getLogger("care.service")
@@ -113,6 +114,7 @@ class State:
     index_limiter: RateLimiter | None
     answers: AnswerBudget
     tokens: Tokens | None = None
+    chat: "ChatServer | None" = None  # what writes answers, if anything
 
     @property
     def is_open(self) -> bool:

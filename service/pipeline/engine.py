@@ -228,7 +228,7 @@ class Engine:
         return timed
 
     async def embed(
-        self, texts: Sequence[str], deadline: float, client: str = ""
+        self, texts: Sequence[str], deadline: float, client: Client = ANYONE
     ) -> tuple[FloatArray, int]:
         """Encodes normalized texts: float32 [n, dimension], and the total number of tokens.
 
@@ -254,9 +254,9 @@ class Engine:
         return np.concatenate([v for v, _ in results]), sum(tokens for _, tokens in results)
 
     async def _embed_part(
-        self, texts: Sequence[str], deadline: float, client: str
+        self, texts: Sequence[str], deadline: float, client: Client
     ) -> tuple[FloatArray, int]:
-        requested = [Flight(text=text, client=Client(client)) for text in texts]
+        requested = [Flight(text=text, client=client) for text in texts]
         flights = await self._pipeline.complete(requested, deadline)
         vectors = np.stack([flight.result.result() for flight in flights])
         return vectors, sum(len(flight.tokenized) for flight in flights)

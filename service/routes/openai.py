@@ -22,6 +22,7 @@ from service.access.guards import (
     problem_responses,
 )
 from service.errors import RequestError
+from service.limits import Client
 from service.routes.answers import embeddings_json, sent_in_parts
 from service.routes.direct_route import routes_for
 
@@ -77,7 +78,8 @@ async def _embeddings(
     size = _NUMBER_BYTES * dimension * len(texts)
     await charge_rate(request, len(texts))
     with admitted(request, timeout_ms, size) as deadline:
-        vectors, tokens = await engine.embed(texts, deadline, client_of(request.scope))
+        asking = Client(client_of(request.scope), state.catalog.default_name)
+        vectors, tokens = await engine.embed(texts, deadline, asking)
         in_base64 = body.encoding_format == "base64"
         if len(texts) * most <= _SHORT:
             vectors = truncate_normalize(vectors, dimension)

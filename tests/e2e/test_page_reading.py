@@ -1,5 +1,6 @@
 """The search page in a browser: filters, hits, documents, the history and the two languages."""
 
+import json
 import re
 from typing import Any
 
@@ -361,7 +362,8 @@ def test_both_languages_have_all_words(page: Page) -> None:
           const { t, hasWords } = await import("./page/language.js");
           const source = await Promise.all(
             ["search", "results", "hits", "filters", "problems", "passage", "index_view", "options",
-             "citing", "share", "api"].map(async (n) => (await fetch(`page/${n}.js`)).text()));
+             "citing", "share", "api", "answer",
+            ].map(async (n) => (await fetch(`page/${n}.js`)).text()));
           const html = await (await fetch("")).text();
           const keys = [...source.join("").matchAll(/\\bt\\(\\s*"([^"]+)"/g), ...html.matchAll(
             /data-(?:text|label|placeholder)="([^"]+)"/g)].map((match) => match[1]);
@@ -409,6 +411,51 @@ def test_a_search_by_words_without_hits_offers_to_search_by_meaning(page: Page) 
         page.get_by_role("button", name="也按意思查找。").click()
     assert body_of(sent.value)["mode"] == "hybrid"
     expect(page.locator(HITS)).to_have_count(10)
+
+
+def events(*named: tuple[str, object]) -> str:
+    return "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in named)
+
+
+def test_an_answer_is_offered_and_cites_the_hits(page: Page) -> None:
+    page.route("**/answer/server", lambda route: route.fulfill(json={"server": "chat.example:1"}))
+    page.reload()
+    answer_with_hits(page, [{"id": "a", "title": "一"}, {"id": "b", "title": "二"}])
+    passages = {"passages": [{"id": "a", "title": "一"}, {"id": "b", "title": "二"}]}
+    sentence = {"text": "少吃盐<b>。", "citations": [2, 9]}
+    body = events(("passages", passages), ("sentence", sentence), ("end", {"left_out": 3}))
+    page.route(
+        "**/answer", lambda route: route.fulfill(body=body, content_type="text/event-stream")
+    )
+    expect(page.locator("#answer")).to_be_hidden()
+    ask(page, QUESTION)
+    box = page.locator("#answer")
+    expect(box).to_contain_text("chat.example:1")  # said before anything is sent there
+    with page.expect_request("**/answer") as sent:
+        page.get_by_role("button", name="写出回答").click()
+    assert body_of(sent.value) == {"query": QUESTION, "filter": {}, "top_k": 5, "mode": "hybrid"}
+    expect(box.locator("#answer-text")).to_contain_text("少吃盐<b>。")
+    expect(page.locator("#answer-status")).to_contain_text("3")
+    expect(box.locator(".citation")).to_have_count(1)
+    assert (overflow(page), violations(page)) == (0, [])
+    box.get_by_role("button", name="资料 2：二").click()
+    expect(page.locator(HITS).nth(1)).to_be_focused()
+
+    page.unroute("**/answer")
+    body = events(("refusal", {"reason": "unanswered"}), ("end", {"left_out": 0}))
+    page.route(
+        "**/answer", lambda route: route.fulfill(body=body, content_type="text/event-stream")
+    )
+    ask(page, "发热")
+    expect(box.locator(".citation")).to_have_count(0)
+    page.get_by_role("button", name="写出回答").click()
+    expect(page.locator("#answer-status")).to_contain_text("没有这个问题的答案")
+
+
+def test_without_a_language_model_no_answer_is_offered(page: Page) -> None:
+    ask(page, QUESTION)
+    expect(page.locator(HITS)).to_have_count(10)
+    expect(page.locator("#answer")).to_be_hidden()
 
 
 def test_the_index_can_be_looked_at_and_reloaded(page: Page) -> None:

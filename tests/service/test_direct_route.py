@@ -38,7 +38,11 @@ async def with_header(number: Annotated[int, Header(ge=1)] = 7) -> Any:
 def client_of(router: APIRouter) -> TestClient:
     app = FastAPI()
     app.state.service = SimpleNamespace(
-        settings=Settings(host="0.0.0.0"), keys=ApiKeys.parse("", "test")
+        settings=Settings(host="0.0.0.0"),
+        keys=ApiKeys.parse("", "test"),
+        tokens=None,
+        is_open=True,
+        catalog=SimpleNamespace(default_name="test"),
     )
     app.router.routes.extend(router.routes)
     return TestClient(app)

@@ -47,6 +47,8 @@ const posted = (body, signal) => ({
 
 export const readIndex = () => json("index");
 export const reloadIndex = () => json("index/reload", { method: "POST" });
+export const readAnswerServer = () => json("answer/server");
+export const sendAnswer = (body, signal) => request("answer", posted(body, signal));
 export const readDocument = (id) => json(`documents/${encodeURIComponent(id)}`);
 export const sendSearch = (body, signal) => json("search", posted(body, signal));
 

@@ -177,6 +177,32 @@ const WORDS = {
   "document.here": ["检索到的一段", "The passage that was found"],
   "document.label": ["文档", "Document"],
 
+  "answer.ask": ["写出回答", "Write an answer"],
+  "answer.note": [
+    ({ server }) => `问题和最前面的几段资料会发送到 ${server}，由语言模型写出回答；回答可能有错。`,
+    ({ server }) =>
+      `The question and the first passages are sent to ${server}, whose language model writes; it can be wrong.`,
+  ],
+  "answer.writing": ["正在写…", "Writing…"],
+  "answer.done": [
+    ({ count }) => (count ? `有 ${count} 句没有资料依据，未显示。` : ""),
+    ({ count }) => (count ? `Left out without support: ${count}.` : ""),
+  ],
+  "answer.citation": [
+    ({ number, title }) => `资料 ${number}：${title}`,
+    ({ number, title }) => `Source ${number}: ${title}`,
+  ],
+  "answer.no_hits": ["没有可以依据的资料，不写回答。", "There is no passage to answer from."],
+  "answer.unanswered": [
+    "资料中似乎没有这个问题的答案，不写回答。",
+    "Nothing here seems to answer the question, so no answer is written.",
+  ],
+  "answer.not_cited": [
+    "写出的内容没有资料依据，不显示。",
+    "What was written is not supported by the passages, and is not shown.",
+  ],
+  "answer.failed": ["回答中断，请稍后再试。", "The answer was broken off: try again later."],
+
   "index.name": ["索引", "index"],
   "index.version": ["版本", "version"],
   "index.count": ["条目", "entries"],

@@ -58,7 +58,7 @@ export function showAnswers(question, answers, remedies, more) {
   );
   if (more && !compared) columns.append(button("more", t("results.more"), more));
   legend.hidden = columns.querySelector(".evidence, .text mark") === null;
-  for (const text of columns.querySelectorAll(".text")) {
+  for (const text of columns.querySelectorAll(".hit .text")) {
     measure(text);
     resized.observe(text);
   }
@@ -166,6 +166,11 @@ export function focusHit(at) {
   const hit = columns.querySelectorAll(".hit")[at];
   hit?.focus({ preventScroll: true });
   hit?.scrollIntoView({ block: "nearest" });
+}
+
+export function focusHitOf(id) {
+  const hits = [...columns.querySelectorAll(".hit")];
+  focusHit(hits.findIndex((hit) => hit.dataset.id === id));
 }
 
 // The button is shown only where the text is cut off, which depends on the width.

@@ -1,6 +1,7 @@
 // The search page. A question is kept in the history of this tab, on this device only, so that going
 // back and reloading show it again. It stands neither in the address nor in the title.
 
+import { findAnswerServer, offerAnswer, withdrawAnswer } from "./answer.js";
 import { hasDocumentation, readIndex, sendSearch, useAccessKey } from "./api.js";
 import { asObject, asText, byId, element, isNumber } from "./dom.js";
 import "./dialogs.js";
@@ -16,6 +17,7 @@ import { offerLink, takeLink, withdrawLink } from "./share.js";
 
 const TOP_K = 10;
 const MOST_HITS = 100;
+const CITED = 5; // hits that an answer is written from
 const TIMEOUT_MS = 30_000;
 const LOADING_DELAY_MS = 150;
 const NEAR_LIMIT = 0.8; // of the longest question, from where on the page counts what is left
@@ -39,6 +41,7 @@ const statusLine = byId("status");
 let current = null; // the controller of the search in flight
 let lastQuery = null; // the last query sent, for retries and changed filters
 let last = null; // the search on screen, with its answers
+let offered = null; // the search whose answer is offered
 let link = null; // what a link or the history asks for, until the index is known
 let knownVersion = null;
 let knownIndex = {};
@@ -76,6 +79,7 @@ async function search(query, top_k = TOP_K) {
   const controller = new AbortController();
   current = controller;
   lastQuery = query;
+  withdrawAnswer();
 
   document.body.classList.add("asked");
   examples.hidden = true;
@@ -135,6 +139,11 @@ function show() {
   const isLast = found < asked.top_k || asked.top_k >= Math.min(MOST_HITS, refused - TOP_K);
   showAnswers(asked.query, answers, remediesFor(asked), isLast ? null : more);
   offerLink(asked);
+  if (last !== offered && found > 0) {
+    const { query, filter, mode } = asked;
+    offerAnswer({ query, filter, top_k: CITED, ...(mode ? { mode } : {}) });
+    offered = last;
+  }
   const versions = answers.map(({ response }) => asText(asObject(response?.index).version));
   if (versions.some((version) => version && version !== knownVersion)) loadIndex();
 }
@@ -216,6 +225,7 @@ function home() {
   current = null;
   lastQuery = null;
   last = null;
+  withdrawAnswer();
   document.body.classList.remove("asked");
   hideProblem();
   clear();
@@ -235,6 +245,7 @@ addEventListener("popstate", () => {
 async function loadIndex() {
   try {
     takeIndex(await readIndex());
+    await findAnswerServer();
   } catch (error) {
     if (error.needsKey && lastQuery === null) report(error);
     showNoIndex();
