@@ -337,3 +337,27 @@ def test_the_api_page_asks_for_an_api_key(browser: Browser, indexes: Path) -> No
         expect(page.locator("#key-form")).to_be_hidden()
         assert page.evaluate("JSON.stringify([localStorage, sessionStorage])") == "[{},{}]"
         page.close()
+
+
+def test_another_index_can_be_chosen_and_stays_chosen(browser: Browser, tmp_path: Path) -> None:
+    folders = ["--indexes", str(tmp_path / "indexes"), "--builds", str(tmp_path / "builds")]
+    for name in ("first", "second"):
+        records = [one | {"_id": f"{name}-{i}"} for i, one in enumerate(make_records(8))]
+        corpus = write_jsonl(tmp_path / f"{name}.jsonl", records)
+        assert main(["index", str(corpus), "--index", name, *folders]) == 0
+    with running_service(tmp_path / "indexes", "first") as service:
+        page = browser.new_page(locale="zh-CN", viewport={"width": 1280, "height": 800})
+        page.goto(service.url)
+        ask(page, "高血压患者的护理")
+        hit = page.locator(".hits li[data-id]").first
+        expect(hit).to_have_attribute("data-id", re.compile("^first-"))
+        with page.expect_response("**/indexes/second/search"):
+            page.get_by_label("索引", exact=True).select_option("second")
+        expect(hit).to_have_attribute("data-id", re.compile("^second-"))
+        expect(page.locator("#index-info")).to_contain_text("second")
+        page.reload()
+        expect(hit).to_have_attribute("data-id", re.compile("^second-"))
+        page.get_by_role("button", name="复制链接").wait_for()
+        page.get_by_label("索引", exact=True).select_option("first")
+        expect(hit).to_have_attribute("data-id", re.compile("^first-"))
+        page.close()

@@ -5,17 +5,27 @@ import { asObject } from "./dom.js";
 import { t } from "./language.js";
 import { Problem, problemFrom } from "./problems.js";
 
-const BASE = ""; // of the index whose documents the page shows
-
+let index = ""; // the index that the page searches, "" for the default one
 let accessKey = ""; // in memory only, until the page is closed
 
 export function useAccessKey(key) {
   accessKey = key;
 }
 
+export function useIndex(name) {
+  index = name;
+}
+
+// Returns the address of what is asked of the index, given that for the default one.
+function ofIndex(path) {
+  if (!index) return path;
+  const rest = path.replace(/^index\/?/, "");
+  return `indexes/${encodeURIComponent(index)}${rest ? "/" : ""}${rest}`;
+}
+
 async function request(path, options = {}) {
   try {
-    const response = await fetch(`${BASE}${path}`, {
+    const response = await fetch(path, {
       cache: "no-store",
       credentials: "same-origin",
       referrerPolicy: "no-referrer",
@@ -45,12 +55,13 @@ const posted = (body, signal) => ({
   signal,
 });
 
-export const readIndex = () => json("index");
-export const reloadIndex = () => json("index/reload", { method: "POST" });
+export const readIndex = () => json(ofIndex("index"));
+export const readIndexes = () => json("indexes");
+export const reloadIndex = () => json(ofIndex("index/reload"), { method: "POST" });
 export const readAnswerServer = () => json("answer/server");
-export const sendAnswer = (body, signal) => request("answer", posted(body, signal));
-export const readDocument = (id) => json(`documents/${encodeURIComponent(id)}`);
-export const sendSearch = (body, signal) => json("search", posted(body, signal));
+export const sendAnswer = (body, signal) => request(ofIndex("answer"), posted(body, signal));
+export const readDocument = (id) => json(ofIndex(`documents/${encodeURIComponent(id)}`));
+export const sendSearch = (body, signal) => json(ofIndex("search"), posted(body, signal));
 
 // Returns whether the service publishes its documentation: a proxy in front of it need not.
 export async function hasDocumentation() {

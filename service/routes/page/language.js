@@ -204,6 +204,7 @@ const WORDS = {
   "answer.failed": ["回答中断，请稍后再试。", "The answer was broken off: try again later."],
 
   "index.name": ["索引", "index"],
+  "index.choose": ["索引", "Index"],
   "index.version": ["版本", "version"],
   "index.count": ["条目", "entries"],
   "index.pair": ["编码器", "encoder"],

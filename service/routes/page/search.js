@@ -7,6 +7,7 @@ import { asObject, asText, byId, element, isNumber } from "./dom.js";
 import "./dialogs.js";
 import { clearFilters, onFiltersChanged, selectFilter, selectedFilter, showFilters } from "./filters.js";
 import { onReloaded, showIndex, showNoIndex } from "./index_view.js";
+import { chooseIndex, chosenIndex, offerIndexes, onIndexChosen } from "./indexes.js";
 import { CHINESE, isEnglish, onLanguageChanged, startLanguage, t } from "./language.js";
 import {
   chooseMode, chooseOptions, chosenOptions, modeName, onOptionsChanged, showOptions, widestMode,
@@ -91,7 +92,9 @@ async function search(query, top_k = TOP_K) {
     TIMEOUT_MS,
   );
 
-  const asked = { query, top_k, ...chosenOptions(), filter: selectedFilter() };
+  const asked = {
+    query, top_k, ...chosenOptions(), filter: selectedFilter(), index: chosenIndex(),
+  };
   remember(asked);
   const modes = asked.compare ? [asked.mode, asked.compare] : [asked.mode];
   const answers = await Promise.all(modes.map((mode) => answerTo(asked, mode, controller.signal)));
@@ -189,8 +192,9 @@ function useKey(key) {
 // Reads the index if it is not known yet, does what a link or the history asks for, and searches if
 // there is a query.
 async function begin(query) {
-  if (knownVersion === null) await loadIndex();
+  if (knownVersion === null) await loadIndexes();
   if (link && knownVersion !== null) {
+    if (chooseIndex(link.index)) await loadIndex();
     chooseOptions(link);
     selectFilter(link.filter);
     link = null;
@@ -207,17 +211,17 @@ function goTo(wanted) {
 /* ---------- the history of this tab ---------- */
 
 // Keeps a search in the entry of the history: a new one for another question.
-function remember({ query, mode, compare, rerank, filter }) {
-  const state = { query, mode, compare, rerank, filter };
+function remember({ query, mode, compare, rerank, filter, index }) {
+  const state = { query, mode, compare, rerank, filter, index };
   const known = history.state?.query;
   if (known === undefined || known === query) history.replaceState(state, "");
   else history.pushState(state, "");
 }
 
 function remembered() {
-  const { query, mode, compare, rerank, filter } = asObject(history.state);
+  const { query, mode, compare, rerank, filter, index } = asObject(history.state);
   if (!asText(query)) return null;
-  return { query: asText(query), mode, compare, rerank, filter: asObject(filter) };
+  return { query: asText(query), mode, compare, rerank, filter: asObject(filter), index };
 }
 
 function home() {
@@ -241,6 +245,18 @@ addEventListener("popstate", () => {
 });
 
 /* ---------- index ---------- */
+
+async function loadIndexes() {
+  await offerIndexes().catch(() => {}); // reading the index says what is wrong
+  if (link) chooseIndex(link.index);
+  await loadIndex();
+}
+
+onIndexChosen(async () => {
+  clearFilters();
+  await loadIndex();
+  if (lastQuery !== null) search(lastQuery);
+});
 
 async function loadIndex() {
   try {

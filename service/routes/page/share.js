@@ -26,6 +26,7 @@ export function takeLink() {
     compare: text("compare"),
     rerank: text("rerank") === "1",
     filter: filterOf(text("filter")),
+    index: text("index"),
   };
 }
 
@@ -38,12 +39,13 @@ function filterOf(text) {
 }
 
 // Offers the link to a search.
-export function offerLink({ query, mode, compare, rerank, filter }) {
+export function offerLink({ query, mode, compare, rerank, filter, index }) {
   const fields = new URLSearchParams({ q: query });
   if (mode) fields.set("mode", mode);
   if (compare) fields.set("compare", compare);
   if (rerank) fields.set("rerank", "1");
   if (Object.keys(filter).length > 0) fields.set("filter", JSON.stringify(filter));
+  if (index) fields.set("index", index);
   withdrawLink();
   offered = `${addressOfPage()}#${fields}`;
   copyButton.hidden = false;
