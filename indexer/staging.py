@@ -36,6 +36,7 @@ from indexer.chunking import Chunker, split_record
 from indexer.corpus import Location, Reading, read_corpus
 from indexer.digests import DIGEST, digest, first_occurrences, inverse_indices, unique_positions
 from indexer.limits import MAX_INDEX_FIELDS, max_text_chars
+from indexer.near_duplicates import MOST_TEXTS, SIGNATURE, count_near_duplicates, signature
 from indexer.readers.source import Report
 from indexer.records import Reject
 
@@ -64,6 +65,7 @@ class StagedCorpus(BaseModel):
     filter_fields: dict[str, int]  # number of distinct values of each metadata field
     update: UpdateRecord | None = None  # changes of an update, or None
     chunks: int | None = None  # number of chunks, or None without chunking
+    near_duplicates: int | None = None  # of the unique texts; None if they were not counted
 
 
 def stage(
@@ -102,6 +104,7 @@ def stage(
         scratch(folder, DIGEST) as texts,
         scratch(folder, DIGEST) as id_digests,
         scratch(folder, np.int64) as id_locations,
+        scratch(folder, np.uint32) as signatures,
     ):
         ids = _Ids(id_digests, id_locations)
         with (
@@ -140,7 +143,10 @@ def stage(
                 for document in parts:
                     by_value.add(rows, document.metadata)
                     ids.append(document.id, location, rows)
-                    texts.append(digest(document_text(document.title, document.text)))
+                    text = document_text(document.title, document.text)
+                    texts.append(digest(text))
+                    if rows < MOST_TEXTS:
+                        signatures.append(signature(text).data)
                     writer.write(document)
                     rows += 1
         if not (total := rejected + accepted):
@@ -159,6 +165,10 @@ def stage(
         first_rows = unique_positions(equal, folder)
         np.save(folder / _TEXTS, first_rows)
         np.save(folder / _VECTORS, inverse_indices(equal, first_rows, folder))
+        near = None
+        if rows <= MOST_TEXTS:
+            of_rows = signatures.array().reshape(rows, *SIGNATURE.shape)
+            near = count_near_duplicates(of_rows[first_rows])
     staged = StagedCorpus(
         checksum=checksum,
         files=files,
@@ -167,6 +177,7 @@ def stage(
         rejected=rejected,
         filter_fields=by_value.fields(),
         chunks=rows if chunked else None,
+        near_duplicates=near,
     )
     write_staged(folder, staged)
     return staged

@@ -158,9 +158,10 @@ def _encoded_lines(encoded: "EncodedCorpus", max_length: int) -> Iterator[str]:
     staged, summary = encoded.staged, encoded.summary
     new, failed = summary.new_texts, len(encoded.reasons)
     chunks = f" in {staged.chunks:,} chunks" if staged.chunks else ""
+    near = f" ({staged.near_duplicates:,} nearly equal)" if staged.near_duplicates else ""
     yield (
         f"corpus  {staged.documents - failed:,} documents{chunks}, "
-        f"{staged.unique_texts:,} different texts, "
+        f"{staged.unique_texts:,} different texts{near}, "
         f"{summary.tokens:,} tokens; {staged.rejected + failed:,} rejected, "
         f"{summary.truncated:,} truncated at the encoder's length"
     )
@@ -201,6 +202,7 @@ def _encoded_facts(encoded: "EncodedCorpus") -> dict[str, Any]:
         "documents": staged.documents - len(encoded.reasons),
         "chunks": staged.chunks,
         "unique_texts": staged.unique_texts,
+        "near_duplicates": staged.near_duplicates,
         "rejected": staged.rejected,
         "failed": encoded.reasons,
         "tokens": summary.tokens,
