@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from core.conditions import COMPARISONS, canonical_number
-from core.types import Check, FilterValue, RowArray, no_check
+from core.types import Check, CountedValue, FilterValue, RowArray, no_check
 
 FloatNumbers = NDArray[np.float64]
 _Mask = NDArray[np.bool_]
@@ -117,8 +117,8 @@ class FilterTable:
 
     def frequent_values(
         self, field: str, limit: int, within: _Mask | None = None
-    ) -> list[FilterValue]:
-        """Returns up to `limit` values of a field, the most frequent first.
+    ) -> list[CountedValue]:
+        """Returns up to `limit` values of a field with their rows, the most frequent first.
 
         With `within`, bool [rows], these are the values of the rows that it marks.
         """
@@ -126,7 +126,7 @@ class FilterTable:
         parts = self._by_batch(np.arange(span.start, span.stop))
         counts = np.concatenate([batch.count(own, within) for batch, own in parts])
         order = np.argsort(-counts, kind="stable")[:limit]
-        return [self._value(span[at]) for at in order.tolist() if counts[at]]
+        return [(self._value(span[at]), int(counts[at])) for at in order.tolist() if counts[at]]
 
     def _first_at(self, span: range, text: bytes) -> int:
         """Returns the first label of a span whose text is not before `text`, or its end."""

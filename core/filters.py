@@ -34,8 +34,8 @@ from core.types import (
     Check,
     Condition,
     Conjunction,
+    CountedValue,
     Filter,
-    FilterValue,
     RowArray,
     no_check,
 )
@@ -293,15 +293,16 @@ class FilterReader:
         np.cumsum(np.bincount(rows, minlength=self._count), out=offsets[1:])
         return offsets, np.repeat(np.arange(len(lengths)), lengths)[np.argsort(rows, kind="stable")]
 
-    def frequent_values(self) -> dict[str, list[FilterValue]]:
+    def frequent_values(self) -> dict[str, list[CountedValue]]:
         """Returns the first 100 fields by name, each with its 100 most frequent values.
 
-        Names and texts of more than 200 characters are left out.
+        With each value stands the number of its rows. Names and texts of more than 200 characters
+        are left out.
         """
         listed = heapq.nsmallest(_LISTED, (f for f in self.fields if len(f) <= _LISTED_CHARS))
         return {field: _short(self._by_label.frequent_values(field, _LISTED)) for field in listed}
 
-    def values_within(self, rows: RowArray) -> tuple[dict[str, list[FilterValue]], int]:
+    def values_within(self, rows: RowArray) -> tuple[dict[str, list[CountedValue]], int]:
         """Returns what `frequent_values` does of given rows alone, and the number of their fields.
 
         All values of the index are counted, which takes some milliseconds for a million rows.
@@ -316,8 +317,12 @@ class FilterReader:
         return {field: _short(found[field]) for field in listed}, len(found)
 
 
-def _short(values: Sequence[FilterValue]) -> list[FilterValue]:
-    return [one for one in values if not isinstance(one, str) or len(one) <= _LISTED_CHARS]
+def _short(values: Sequence[CountedValue]) -> list[CountedValue]:
+    return [
+        (value, count)
+        for value, count in values
+        if not isinstance(value, str) or len(value) <= _LISTED_CHARS
+    ]
 
 
 class _RecentRows:

@@ -14,6 +14,8 @@ FloatArray = NDArray[np.float32]
 RowArray = NDArray[np.int64]
 
 FilterValue = str | int | float | bool
+# A value and the number of its rows.
+CountedValue = tuple[FilterValue, int]
 # A value, a list of accepted values, or an object: numbers by `gt`, `gte`, `lt` and `lte`, and a
 # value or a list of values by `not`. `core/conditions.py` checks it.
 FilterCondition = (

@@ -119,7 +119,7 @@ class Catalog:
         self._every = settings.watch_seconds
         self._engines = engines
         self._open_version = open_version
-        self._active_version = active_version
+        self.active_version = active_version
         self._tell_others = tell_others
         self._pool = ThreadPoolExecutor(_OPENING, "open", limit_threads)
         self._served: OrderedDict[str, ServedIndex[Snapshot]] = OrderedDict()
@@ -272,7 +272,7 @@ class Catalog:
         load = partial(
             ServedIndex,
             folder,
-            partial(self._active_version, folder),
+            partial(self.active_version, folder),
             self._open_folder,
             self.default.engine.metrics,
             self._pool,

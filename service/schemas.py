@@ -413,6 +413,9 @@ class IndexResponse(IndexReference):
         description="Values of each filter field, most frequent first: of the first 100 fields by "
         "name at most 100 values each. Texts of more than 200 characters are left out."
     )
+    filter_counts: dict[str, list[int]] = Field(
+        description="How many documents or chunks have each value of `filters`, in its order."
+    )
     filter_field_count: int = Field(description="Number of filter fields, listed or not.")
     created_at: datetime = Field(description="When the version was built.")
 
@@ -429,6 +432,25 @@ class IndexesResponse(BaseModel):
     """The indexes that the key may search, by name."""
 
     indexes: list[ListedIndex]
+
+
+class ListedVersion(BaseModel):
+    """A version of an index on disk."""
+
+    version: str
+    active: bool = Field(description="Whether it is the active one, which services load.")
+    served: bool = Field(description="Whether the process that answers serves it.")
+    created_at: datetime = Field(description="When it was built.")
+    documents: int
+    count: int = Field(description="Number of vectors: of documents or, if they are split, chunks.")
+    bytes: int = Field(description="Size of its files.")
+
+
+class VersionsResponse(BaseModel):
+    """The versions of an index on disk, in the order of their publication."""
+
+    name: str
+    versions: list[ListedVersion]
 
 
 class Health(BaseModel):

@@ -9,7 +9,7 @@ from core.documents import DocumentReader
 from core.errors import IndexVersionError
 from core.filters import FilterReader
 from core.manifest import IndexManifest
-from core.types import FilterValue
+from core.types import CountedValue
 from stores.base import Vectors, VectorStore
 from stores.lexical import LexicalIndex, open_full_text
 from stores.token_vectors import TokenVectors, open_token_vectors
@@ -23,7 +23,7 @@ class Segment:
     filters: FilterReader
     # The first filter fields by name, each with its most frequent values; bounded in number and
     # size.
-    filter_values: Mapping[str, Sequence[FilterValue]]
+    filter_values: Mapping[str, Sequence[CountedValue]]
     vectors: Vectors
     full_text: LexicalIndex | None
     tokens: TokenVectors | None

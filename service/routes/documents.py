@@ -1,13 +1,13 @@
 """A document by its id: found in an index version, and as JSON."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 from pydantic_core import to_json
 
-from core.types import Conjunction, RowArray
+from core.types import Conjunction, CountedValue, RowArray
 from search.snapshot import Snapshot
 from service.errors import RequestError
 from service.pipeline.engine import Engine
@@ -47,7 +47,15 @@ def counts_within(index: Snapshot, within: Conjunction) -> dict[str, Any]:
     filters, fields = index.segment.filters.values_within(rows)
     documents = np.count_nonzero(index.segment.documents.first_chunks(rows) == rows)
     counts = {"count": len(rows), "documents": int(documents)}
-    return {**counts, "filters": filters, "filter_field_count": fields}
+    return {**counts, **filter_fields(filters), "filter_field_count": fields}
+
+
+def filter_fields(listed: Mapping[str, Sequence[CountedValue]]) -> dict[str, Any]:
+    """Returns the fields of an `IndexResponse` that list values, given these with their rows."""
+    return {
+        "filters": {field: [value for value, _ in values] for field, values in listed.items()},
+        "filter_counts": {field: [n for _, n in values] for field, values in listed.items()},
+    }
 
 
 async def before(deadline: float, work: "asyncio.Future[_T]") -> _T:

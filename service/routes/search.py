@@ -11,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 from starlette.responses import FileResponse, Response
 
+from core.versions import IndexFolder
 from search.hits import QueryResult
 from service import schemas
 from service.access.guards import (
@@ -33,7 +34,7 @@ from service.catalog import Opened
 from service.observe.metrics import STAGES, Timings
 from service.routes.answers import are_short, batch_json, search_json, sent_in_parts, size_of_hits
 from service.routes.direct_route import routes_for
-from service.routes.documents import before, counts_within, document_json, find
+from service.routes.documents import before, counts_within, document_json, filter_fields, find
 
 PAGE = Path(__file__).parent / "page"
 IndexName = Annotated[str, PathParameter(description="Name or alias of an index.")]
@@ -149,6 +150,26 @@ async def indexes(request: Request) -> Any:
             if may(request, "search", name)
         ]
     }
+
+
+@admin_routes.get(
+    "/index/versions",
+    response_model=schemas.VersionsResponse,
+    responses=problem_responses(401, 403, 503),
+)
+async def versions(request: Request) -> Any:
+    """Lists the versions of the default index on disk."""
+    return await _versions(request)
+
+
+@admin_routes.get(
+    "/indexes/{index}/versions",
+    response_model=schemas.VersionsResponse,
+    responses=problem_responses(401, 403, 404, 422, 503, 504),
+)
+async def versions_of_index(request: Request, index: IndexName, timeout_ms: Timeout = None) -> Any:
+    """Lists the versions of an index on disk."""
+    return await _versions(request, timeout_ms)
 
 
 @admin_routes.post(
@@ -270,6 +291,30 @@ async def _index(request: Request, timeout_ms: int | None = None) -> bytes:
     return _index_response(opened, **counted)
 
 
+async def _versions(request: Request, timeout_ms: int | None = None) -> Any:
+    opened = await opened_index(request, timeout_ms)
+    served = opened.snapshot.manifest
+    folder = IndexFolder(get_state(request).settings.indexes, served.name)
+
+    def listed() -> list[dict[str, Any]]:
+        active = get_state(request).catalog.active_version(folder)
+        return [
+            {
+                "version": one.version,
+                "active": one.version == active,
+                "served": one.version == served.version,
+                "created_at": one.created_at,
+                "documents": one.corpus.documents,
+                "count": one.count,
+                "bytes": sum(record.bytes for record in one.all_files.values()),
+            }
+            for one in folder.manifests()
+        ]
+
+    found = await before(deadline_of(request, timeout_ms), opened.engine.run(listed))
+    return {"name": served.name, "versions": found}
+
+
 async def _reload(request: Request, timeout_ms: int | None = None) -> bytes:
     catalog = get_state(request).catalog
     deadline = deadline_of(request, timeout_ms)
@@ -298,7 +343,7 @@ def _index_response(opened: Opened, **counted: Any) -> bytes:
     manifest = loaded.manifest
     of_index = {
         "documents": manifest.corpus.documents,
-        "filters": loaded.segment.filter_values,
+        **filter_fields(loaded.segment.filter_values),
         "filter_field_count": len(loaded.segment.filters.fields),
     }
     fields: dict[str, Any] = {**dict(manifest), **of_index, **counted}

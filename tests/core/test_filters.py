@@ -244,8 +244,8 @@ def test_the_most_frequent_values_come_first(tmp_path: Path) -> None:
     reader = open_reader(tmp_path / "f.arrow", metadata)
     listed = reader.frequent_values()
     assert listed.keys() == {"f", "g"}
-    assert listed["f"][:2] == ["a", "b"]
-    assert set(listed["f"]) == {"a", "b", "c", True}
+    assert listed["f"][:2] == [("a", 3), ("b", 2)]
+    assert set(listed["f"]) == {("a", 3), ("b", 2), ("c", 1), (True, 1)}
 
 
 def test_an_unknown_field_is_an_error_that_names_the_known_fields(tmp_path: Path) -> None:

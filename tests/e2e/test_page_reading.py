@@ -464,6 +464,9 @@ def test_the_index_can_be_looked_at_and_reloaded(page: Page) -> None:
     expect(facts).to_contain_text("336")
     expect(facts).to_contain_text("使用中的版本")
     expect(facts).to_contain_text("department")
+    page.get_by_role("button", name="查看各个版本").click()
+    expect(page.locator("#index-body .versions li")).to_have_count(1)
+    expect(page.locator("#index-body .versions li")).to_contain_text("336 文档")
     assert violations(page) == []
     with page.expect_response("**/index/reload"):
         page.get_by_role("button", name="载入使用中的版本").click()

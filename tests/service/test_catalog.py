@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import SecretStr
 
 from core.aliases import read_aliases, remove_alias, set_alias
 from core.errors import IndexVersionError
@@ -162,6 +163,27 @@ def test_a_new_version_is_found_by_itself(
     assert len(ids(client, "/indexes/other/search")) == 20
     build_version(make_records(30), name="other")
     wait_until(lambda: len(ids(client, "/indexes/other/search")) == 30)
+
+
+def test_the_versions_of_an_index_are_listed_for_administrators(
+    serve: Serve, two: dict[str, IndexManifest], build_version: Builder
+) -> None:
+    client = serve()
+    assert ids(client, "/indexes/other/search")
+    new = build_version(make_records(30), name="other")
+    listed = client.get("/indexes/other/versions").json()
+    assert listed["name"] == "other"
+    assert [
+        (one["version"], one["active"], one["served"], one["documents"])
+        for one in listed["versions"]
+    ] == [(two["other"].version, False, True, 20), (new.version, True, False, 30)]
+    assert all(one["bytes"] > 0 for one in listed["versions"])
+    (of_default,) = client.get("/index/versions").json()["versions"]
+    assert of_default["version"] == two["test"].version
+    secret, entry = new_key("app", "search")
+    client = serve(api_keys=SecretStr(entry))
+    client.headers["Authorization"] = f"Bearer {secret}"
+    assert client.get("/index/versions").status_code == 401
 
 
 def test_a_removed_index_is_closed(

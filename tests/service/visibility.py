@@ -265,6 +265,16 @@ class Attack:
                 own = value if isinstance(value, list) else [value]
                 values.setdefault(name, set()).update(map(json.dumps, own))
         found = {name: set(map(json.dumps, own)) for name, own in answer["filters"].items()}
+        numbers = {
+            name: dict(zip(map(json.dumps, own), answer["filter_counts"][name], strict=True))
+            for name, own in answer["filters"].items()
+        }
+        for row in visible:
+            for name, value in rows.metadata[row].items():
+                for own in set(map(json.dumps, value if isinstance(value, list) else [value])):
+                    numbers[name][own] -= 1
+        if any(left for of_field in numbers.values() for left in of_field.values()):
+            self.report.wrong.append(f"/index: {numbers} are left of the counts")
         documents = len({rows.parents[row] for row in visible})
         expected = [values, len(values), len(visible), documents]
         given = [found, *(answer[n] for n in ("filter_field_count", "count", "documents"))]

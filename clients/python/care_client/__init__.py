@@ -23,9 +23,11 @@ from care_client.models import (
     IndexesResponse,
     IndexResponse,
     ListedIndex,
+    ListedVersion,
     ModelsResponse,
     SearchOptions,
     SearchResponse,
+    VersionsResponse,
 )
 
 __all__ = [
@@ -47,9 +49,11 @@ __all__ = [
     "InvalidRequestError",
     "InvalidResponseError",
     "ListedIndex",
+    "ListedVersion",
     "ModelsResponse",
     "SearchOptions",
     "SearchResponse",
     "ServerError",
     "UnavailableError",
+    "VersionsResponse",
 ]

@@ -169,6 +169,11 @@ class AsyncClient:
         """Lists the indexes of the service that the key may search."""
         return await self._call(contract.IndexesResponse, Call("GET", "/indexes"), timeout)
 
+    async def versions(self, *, timeout: float | None = None) -> contract.VersionsResponse:
+        """Lists the versions of the index on disk; needs an admin key."""
+        call = Call("GET", self._connection.of_index("/index/versions"))
+        return await self._call(contract.VersionsResponse, call, timeout)
+
     async def reload(self, *, timeout: float | None = None) -> contract.IndexResponse:
         """Loads the active version; needs an admin key. The request is never repeated."""
         call = Call("POST", self._connection.of_index("/index/reload"), repeatable=False)

@@ -296,6 +296,25 @@ class ListedIndex(_Response):
     default: bool = False
 
 
+class ListedVersion(_Response):
+    """A version of an index on disk; services load the active one."""
+
+    version: str
+    active: bool
+    served: bool = False
+    created_at: datetime
+    documents: int
+    count: int
+    bytes: int
+
+
+class VersionsResponse(_Response):
+    """The versions of an index, in the order of their publication."""
+
+    name: str
+    versions: list[ListedVersion]
+
+
 class IndexesResponse(_Response):
     """The indexes that the key may search."""
 
@@ -309,6 +328,7 @@ class IndexResponse(IndexReference):
         active: Whether this is the active version; false if that one cannot be loaded.
         count: Number of vectors.
         filters: Values of each filter field, most frequent first.
+        filter_counts: How many documents or chunks have each of these values.
         filter_field_count: Number of filter fields, listed or not.
         modes: Modes of search; the first one is the default.
         fusion: Weights of a hybrid search.
@@ -328,6 +348,7 @@ class IndexResponse(IndexReference):
     search_parameters: dict[str, int] = Field(default_factory=dict)
     recall: RecallReport = Field(default_factory=RecallReport)
     filters: dict[str, list[Scalar]] = Field(default_factory=dict)
+    filter_counts: dict[str, list[int]] = Field(default_factory=dict)
     filter_field_count: int = 0
     created_at: datetime | None = None
     modes: list[str] = Field(default_factory=lambda: ["dense"])

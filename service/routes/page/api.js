@@ -57,6 +57,7 @@ const posted = (body, signal) => ({
 
 export const readIndex = () => json(ofIndex("index"));
 export const readIndexes = () => json("indexes");
+export const readVersions = () => json(ofIndex("index/versions"));
 export const reloadIndex = () => json(ofIndex("index/reload"), { method: "POST" });
 export const readAnswerServer = () => json("answer/server");
 export const sendAnswer = (body, signal) => request(ofIndex("answer"), posted(body, signal));

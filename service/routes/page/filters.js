@@ -23,6 +23,7 @@ const openButton = byId("open-filters");
 // bounds { from, to } of a range, null where it is open
 const chosen = new Map();
 let known = new Map(); // field → { kind, values }
+let numbers = new Map(); // of the documents or passages with a value, by field and value
 let shown = ""; // the fields and values on the page, as JSON
 
 const labelOf = (field) => (hasWords(`field.${field}`) ? t(`field.${field}`) : field);
@@ -87,8 +88,14 @@ function choose(field, what) {
   else chosen.set(field, what);
 }
 
-// Shows the fields of an index of `count` documents; forgets what it does not have.
-export function showFilters(filters, count) {
+// Shows the fields of an index of `count` documents, with the number of each value's if they are known;
+// forgets what it does not have.
+export function showFilters(filters, count, counts) {
+  numbers = new Map();
+  for (const [field, listed] of Object.entries(asObject(filters))) {
+    const ofField = asArray(asObject(counts)[field]);
+    asArray(listed).forEach((value, at) => numbers.set(JSON.stringify([field, value]), ofField[at]));
+  }
   const natural = new Intl.Collator(CHINESE, { numeric: true });
   const compare = (a, b) => (isNumber(a) && isNumber(b) ? a - b : natural.compare(textOf(a), textOf(b)));
   const fields = Object.entries(asObject(filters)).flatMap(([field, listed]) => {
@@ -106,7 +113,7 @@ export function showFilters(filters, count) {
       choose(field, new Set([...what].filter((value) => values.includes(value))));
     } else if (!(what instanceof Set) && isRange) choose(field, what);
   }
-  const content = JSON.stringify(fields);
+  const content = JSON.stringify([fields, [...numbers]]);
   if (content !== shown) draw();
   shown = content;
   box.hidden = fields.length === 0;
@@ -151,7 +158,7 @@ function choices(field, values) {
     finder.addEventListener("input", () => {
       const wanted = finder.value.trim().toLowerCase();
       for (const choice of node.querySelectorAll(".choice")) {
-        choice.hidden = !choice.textContent.toLowerCase().includes(wanted);
+        choice.hidden = !choice.querySelector("span").textContent.toLowerCase().includes(wanted);
       }
     });
     node.append(finder);
@@ -164,6 +171,12 @@ function choices(field, values) {
     input.dataset.field = field;
     input.dataset.value = JSON.stringify(value);
     choice.append(input, element("span", "", textOf(value)));
+    const number = numbers.get(JSON.stringify([field, value]));
+    if (isNumber(number)) {
+      const count = element("span", "choice-count", String(number));
+      count.setAttribute("aria-hidden", "true"); // no part of the name of the choice
+      choice.append(count);
+    }
     list.append(choice);
   }
   node.append(list);

@@ -1,6 +1,6 @@
 // The index version that is served: a line in the footer, and a dialog with all its facts.
 
-import { reloadIndex } from "./api.js";
+import { readVersions, reloadIndex } from "./api.js";
 import { asArray, asObject, asText, button, byId, element, isNumber } from "./dom.js";
 import { isEnglish, onLanguageChanged, t } from "./language.js";
 import { problemOf, problemParts } from "./problems.js";
@@ -69,7 +69,38 @@ function showAll(...notes) {
     ["thresholds", named(known.answerable_thresholds)],
     ["fields", fields.join(t("results.comma"))],
   ]);
-  body.replaceChildren(list, button("retry", t("index.reload"), reload), ...notes);
+  const tools = element("p", "results-tools");
+  tools.append(
+    button("retry", t("index.reload"), reload),
+    button("retry", t("index.versions"), showVersions),
+  );
+  body.replaceChildren(list, tools, ...notes);
+}
+
+// Needs a key with the role admin, as the next one does.
+async function showVersions() {
+  try {
+    const { versions } = await readVersions();
+    const listed = element("ol", "versions");
+    for (const one of asArray(versions).toReversed()) {
+      const { version, active, documents, created_at, bytes } = asObject(one);
+      const size = isNumber(bytes) ? `${(bytes / 1e6).toFixed(1)} MB` : "";
+      const created = new Date(asText(created_at)).toLocaleString(isEnglish() ? "en" : "zh-CN");
+      const words = [version, `${grouped(documents)} ${t("index.documents")}`, size, created];
+      if (active === true) words.push(t("index.active"));
+      listed.append(element("li", "", words.map(asText).join(" · ")));
+    }
+    showAll(listed);
+  } catch (error) {
+    showFailure(error);
+  }
+}
+
+function showFailure(error) {
+  const alert = element("div", "alert");
+  alert.setAttribute("role", "alert");
+  alert.append(...problemParts(problemOf(error), "h3"));
+  showAll(alert);
 }
 
 // Needs a key with the role admin; without one the service says so.
@@ -81,10 +112,7 @@ async function reload() {
     note.setAttribute("role", "status");
     showAll(note);
   } catch (error) {
-    const alert = element("div", "alert");
-    alert.setAttribute("role", "alert");
-    alert.append(...problemParts(problemOf(error), "h3"));
-    showAll(alert);
+    showFailure(error);
   }
 }
 

@@ -222,6 +222,7 @@ const WORDS = {
   "index.reranker": ["重新排序", "reranker"],
   "index.fields": ["筛选字段", "filter fields"],
   "index.thresholds": ["有无答案的阈值", "thresholds of answerable"],
+  "index.versions": ["查看各个版本", "List the versions"],
   "index.reload": ["载入使用中的版本", "Load the active version"],
   "index.reloaded": ["已载入。", "Loaded."],
 

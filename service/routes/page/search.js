@@ -274,7 +274,7 @@ function takeIndex(index) {
   thresholds = asObject(index.answerable_thresholds);
   showIndex(index);
   showOptions(index);
-  showFilters(index.filters, isNumber(index.documents) ? index.documents : 0);
+  showFilters(index.filters, isNumber(index.documents) ? index.documents : 0, index.filter_counts);
 }
 
 onReloaded(takeIndex);
