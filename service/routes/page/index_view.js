@@ -69,7 +69,7 @@ function showAll(...notes) {
     ["thresholds", named(known.answerable_thresholds)],
     ["fields", fields.join(t("results.comma"))],
   ]);
-  const tools = element("p", "results-tools");
+  const tools = element("p", "index-tools");
   tools.append(
     button("retry", t("index.reload"), reload),
     button("retry", t("index.versions"), showVersions),
