@@ -63,6 +63,16 @@ def no_fsync(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Takes back the variables that a test sets: `care serve` sets those of its options."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def root_logger() -> Iterator[None]:
     """Removes log handlers that a test adds: their streams are closed when it ends."""
     handlers, level = list(logging.root.handlers), logging.root.level

@@ -54,6 +54,10 @@ VALUES = [
     ("RERANK_TIMEOUT_MS", "19", 19),
     ("RERANK_HITS", "20", 20),
     ("MAX_RERANK", "60", 60),
+    ("CHAT_URL", "http://c:8001/v1", SecretStr("http://c:8001/v1")),
+    ("CHAT_MODEL", "writer", "writer"),
+    ("CHAT_KEY", "key", SecretStr("key")),
+    ("CHAT_TIMEOUT_MS", "23", 23),
     ("TIMEOUT_MS", "11", 11),
     ("MAX_REQUESTS", "12", 12),
     ("WORKERS", "3", 3),
@@ -89,6 +93,7 @@ def test_each_variable_sets_its_setting(
     assert getattr(Settings(), variable.lower()) != expected
     monkeypatch.setenv("CARE_CACHE_SECRET", "needed with Redis")
     monkeypatch.setenv("CARE_MILVUS_URI", "needed with the store")
+    monkeypatch.setenv("CARE_CHAT_MODEL", "needed with the server")
     monkeypatch.setenv("CARE_TOKEN_KEYS", "needed with algorithms")
     monkeypatch.setenv("CARE_TOKEN_ALGORITHMS", "HS256")
     monkeypatch.setenv(f"CARE_{variable}", value)
