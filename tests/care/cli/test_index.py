@@ -104,7 +104,8 @@ def test_chunks_are_counted_and_listed(build: Run, run: Run) -> None:
     records = [*make_records(3), {"_id": "long", "text": "很长的一段话。" * 50}]
     status, output, _ = build(records, "--chunk-tokens", "70", "--chunk-overlap", "10")
     assert status == 0
-    assert output.startswith("corpus  4 documents in 9 chunks, 5 different texts (1 nearly equal), ")
+    corpus = "corpus  4 documents in 9 chunks, 5 different texts (1 nearly equal), "
+    assert output.startswith(corpus)
     assert "0 truncated at the encoder's length" in output
     assert "--chunk-tokens" not in output
     assert "  9 chunks  Flat" in run("versions list")[1]
