@@ -64,9 +64,9 @@ class Session:
         proxy.write_text(self._here(proxy.read_text("utf-8")), "utf-8")
 
     def _here(self, text: str) -> str:
-        for shown, used in self._replace.items():
-            text = text.replace(shown, used)
-        return text
+        # At once: a port that takes the place of another one may have the digits of a third one.
+        shown = "|".join(map(re.escape, sorted(self._replace, key=len, reverse=True)))
+        return re.sub(shown, lambda match: self._replace[match[0]], text)
 
     def run(self, block: Block, capsys: pytest.CaptureFixture[str]) -> None:
         """Writes or runs a block; what it prints must hold what its mark says."""

@@ -98,6 +98,11 @@ def open_panel(page: Page) -> None:
         page.locator("#open-filters").click()
 
 
+def unfold(page: Page, field: str) -> None:
+    """Opens a field of the filters, which is open already if the window was wide at the start."""
+    page.locator("details.filter", has_text=field).evaluate("node => { node.open = true; }")
+
+
 def violations(page: Page) -> list[str]:
     """Returns the rules of axe that the page violates, with the nodes."""
     found = Axe().run(page).response["violations"]

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 from care.cli.main import main
 from core.service_process import running_service
 from tests.conftest import ADMIN_KEY, SEARCH_KEY, make_records, write_jsonl
-from tests.e2e.browsing import answer_with_problem, ask, body_of, open_panel
+from tests.e2e.browsing import answer_with_problem, ask, body_of, open_panel, unfold
 
 pytestmark = [pytest.mark.e2e, pytest.mark.browser]
 
@@ -55,7 +55,7 @@ def test_a_chosen_value_filters_the_hits(page: Page) -> None:
     ask(page, "发烧怎么办")
     expect(page.locator(".hits li[data-id]")).to_have_count(10)
     open_panel(page)
-    page.locator("summary", has_text="科室").click()
+    unfold(page, "科室")
     page.get_by_role("checkbox", name="儿科", exact=True).check()
     expect(page.locator("summary", has_text="科室").locator(".filter-count")).to_have_text("1")
     page.get_by_role("button", name="显示结果").click()

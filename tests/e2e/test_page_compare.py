@@ -20,6 +20,7 @@ from tests.e2e.browsing import (
     heading_levels,
     open_panel,
     overflow,
+    unfold,
     violations,
 )
 from tests.service.test_rerank import reranker
@@ -210,7 +211,7 @@ def test_a_link_leads_to_the_same_search_and_no_address_has_it(
     visited = page.evaluate("history.length")
     page.select_option("#mode", "dense")
     page.select_option("#compare", "lexical")
-    page.locator("summary", has_text="科室").click()
+    unfold(page, "科室")
     page.get_by_role("checkbox", name="儿科", exact=True).check()
     ask(page, "孩子发烧 & 咳嗽#1 怎么办")
     expect(page.locator(".column")).to_have_count(2)

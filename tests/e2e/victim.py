@@ -173,7 +173,12 @@ def build_index(folder: Path, documents: int, pair: str = DEFAULT_PAIR) -> Path:
     write_jsonl(corpus, records)
     loaded = load_pair(pair)
     options = BuildOptions(
-        str(corpus), _INDEX, indexes, folder / "builds", factory="Flat", progress=False
+        str(corpus),
+        _INDEX,
+        indexes=indexes,
+        builds=folder / "builds",
+        factory="Flat",
+        progress=False,
     )
     document, query = (OnnxEncoder(s, loaded.folder, 1) for s in (loaded.document, loaded.query))
     build(options, document, query)
