@@ -186,3 +186,22 @@ def test_one_bad_file_of_a_folder_is_a_reject(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert found.documents == [Document("a.txt#1", "甲", "a", {"source": "a.txt"})]
     assert list(found.rejects) == [str(tmp_path / "scan.pdf")]
+
+
+# LibreOffice 7.4 wrote these files, from a page with headings and a table and from a CSV file.
+@pytest.mark.parametrize("name", ["libreoffice.docx", "libreoffice.pdf"])
+def test_documents_of_an_office_program_keep_headings_tables_and_pages(name: str) -> None:
+    found = read(FILES / name)
+    guide = "高血压防治指南"
+    assert found.titles == [guide, f"{guide} › 饮食", f"{guide} › 运动"]
+    assert "每天食盐不超过五克" in found.texts[1] and "缬沙坦 | 80 mg 每日一次" in found.texts[1]
+    assert found.texts[2].endswith("如快走、游泳、骑车。")
+    pages = [document.metadata.get("page") for document in found.documents]
+    assert pages == [1 if name.endswith(".pdf") else None] * 3
+
+
+def test_a_table_of_an_office_program_keeps_ids_titles_and_metadata() -> None:
+    found = read(FILES / "libreoffice.xlsx")
+    assert (found.ids, found.titles) == (["1", "2"], ["发热", "失眠"])
+    assert found.documents[0].text == "儿童发热三十八度五以上可以口服退热药。"
+    assert found.documents[1].metadata == {"科室": "神经内科"}
