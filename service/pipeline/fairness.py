@@ -58,6 +58,8 @@ class FairQueue(Generic[T]):
     def push(self, item: T, client: Client, cost: float = 1.0, *, first: bool = False) -> None:
         """Adds an item of a client: in its turn or, if `first`, before all others."""
         line = self._line(client)
+        if not line.items:
+            line.served = max(line.served, self._time)
         end = -1.0
         if not first:
             end = max(line.time, line.ends.get(client.name, 0.0)) + cost
@@ -77,21 +79,21 @@ class FairQueue(Generic[T]):
         """Returns the next items, at most `most`, each with its turn; it serves the first one."""
         taken: list[tuple[Turn, T]] = []
         while self._length and len(taken) < most:
-            line = min(self._lines.values(), key=self._start)
-            line.served = max(self._time, line.served)
+            line = min(self._lines.values(), key=self._end)
+            line.served += line.items[0][0].cost
             if not taken:
-                self._time = line.served
+                self._time = max(self._time, line.served)
                 line.time = max(line.time, line.items[0][0].end)
             taken.append(heapq.heappop(line.items))
             self._length -= 1
-            line.served += taken[-1][0].cost
         return taken
 
-    def _start(self, line: _Line[T]) -> float:
-        """Returns the virtual time at which the next item of an index would begin."""
+    def _end(self, line: _Line[T]) -> float:
+        """Returns the virtual time at which the next item of an index would end."""
         if not line.items:
             return math.inf
-        return -1.0 if line.items[0][0].end < 0 else max(self._time, line.served)
+        turn, _ = line.items[0]
+        return -1.0 if turn.end < 0 else line.served + turn.cost
 
     def _line(self, client: Client) -> _Line[T]:
         if client.index not in self._lines:

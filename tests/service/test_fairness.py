@@ -147,6 +147,19 @@ def test_indexes_take_turns_however_many_clients_they_have() -> None:
     assert 25 <= served.count("quiet") <= 35
 
 
+def test_an_index_is_served_however_many_new_ones_come() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for i in range(8):
+        queue.push("mine", Client("a", "mine"), 10)
+        queue.push("first of another", Client("a", f"before {i}"), 10)
+    served = []
+    for i in range(40):
+        ((_, item),) = queue.take()
+        served.append(item)
+        queue.push("first of another", Client("a", f"index {i}"), 10)
+    assert served.count("mine") >= 4
+
+
 def test_an_index_keeps_its_share_of_a_limit_however_many_clients_another_has() -> None:
     shares = Shares(120)
     for client in map(str, range(6)):
