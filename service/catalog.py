@@ -160,22 +160,26 @@ class Catalog:
                 found[name].append(alias)
         return found
 
-    def resolve(self, name: str) -> str:
-        """Returns the name of the index that a name or alias means, if it is served.
+    def real_name(self, name: str) -> str:
+        """Returns the name of the index that a name or alias means, whether it exists or not.
 
-        RequestError if there is none.
+        RequestError if it is no name.
         """
         try:
-            folder = IndexFolder(self._root, index_of(IndexFolder(self._root, name)))
+            return index_of(IndexFolder(self._root, name))
         except IndexVersionError as error:
             raise unknown_index() from error
-        known = folder.name == self.default_name or (folder.path / "CURRENT").is_file()
-        if not known or not self._is_served(folder.name):
+
+    def check(self, name: str) -> None:
+        """Raises RequestError if no index of this name, which is not an alias, is served."""
+        is_default = name == self.default_name
+        if not is_default and not (self._root / name / "CURRENT").is_file():
             raise unknown_index()
-        return folder.name
+        if not self._is_served(name):
+            raise unknown_index()
 
     async def open(self, name: str, deadline: float) -> Opened:
-        """Returns the index of this name, which `resolve` has returned, and opens it if needed.
+        """Returns the index of this name, which `check` has accepted, and opens it if needed.
 
         Raises:
             RequestError: If it is not open by the deadline, a time of the event loop [s].

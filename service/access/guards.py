@@ -131,12 +131,12 @@ def index_name(request: Request) -> str:
     """Returns the name of the index that a request is about.
 
     The path names it, or an alias; other paths are about the default index. An alias that changes
-    while the request is handled changes nothing for it. RequestError if no such index is served.
+    while the request is handled changes nothing for it. RequestError if it is no name of an index.
     """
     of_request: dict[str, Any] = request.scope["state"]
     if "index" not in of_request:
         catalog, name = get_state(request).catalog, request.path_params.get("index")
-        of_request["index"] = catalog.default_name if name is None else catalog.resolve(name)
+        of_request["index"] = catalog.default_name if name is None else catalog.real_name(name)
     index: str = of_request["index"]
     return index
 
@@ -274,6 +274,9 @@ class RequireRole(HTTPBearer):
         """Checks the role; raises `RequestError`."""
         index = None if self._anywhere else index_name(request)
         request.scope["state"]["grant"] = check_role(request, self._role, index)
+        # Last: whether an index exists is not looked up for those who may not search it.
+        if index and "index" in request.path_params:
+            get_state(request).catalog.check(index)
 
 
 class Anyone:
