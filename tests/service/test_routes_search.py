@@ -185,6 +185,11 @@ def test_get_index_describes_the_active_version(serve: Serve, manifest: IndexMan
             "rare": [False, True],
             "tags": ["门诊", "组0", "组1", "组2", "组3", "组4"],
         },
+        "filter_counts": {
+            "department": [20, 20, 20],
+            "rare": [59, 1],
+            "tags": [60, 12, 12, 12, 12, 12],
+        },
         "filter_field_count": 3,
         "created_at": manifest.model_dump(mode="json")["created_at"],
     }

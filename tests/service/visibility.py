@@ -102,6 +102,7 @@ class Attack:
     def __init__(self, seed: int, versions: Sequence[Path], other: Path) -> None:
         self._random = random.Random(seed)
         self._versions = {folder.name: Rows(folder) for folder in (*versions, other)}
+        self._names = [folder.name for folder in versions]
         self._indexes = other.parents[1]
         self._current = versions[0].parent / "CURRENT"
         set_alias(self._indexes, "live", "test")
@@ -191,7 +192,7 @@ class Attack:
         return query | {name: extras[name] for name in extras if self._random.random() < 0.15}
 
     def _reload(self, client: TestClient) -> None:
-        self._current.write_text(self._random.choice(list(self._versions)))
+        self._current.write_text(self._random.choice(self._names))
         headers = {"Authorization": f"Bearer {self._admin.secret}"}
         assert client.post("/index/reload", headers=headers).status_code == 200
 
