@@ -19,6 +19,10 @@ from service.app import create_app
 from service.settings import Settings
 from tests.encoders import BigramEncoder, make_pair
 
+# Settings of the caller, as `make test` exports them from its shell and defaults, are not a test's.
+for _name in [name for name in os.environ if name.startswith("CARE_")]:
+    del os.environ[_name]
+
 # The key "secret" with the role admin.
 ADMIN_KEY = f"ops:admin:{hashlib.sha256(b'secret').hexdigest()}"
 # The key "asks" with the role search.
