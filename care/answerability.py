@@ -99,7 +99,7 @@ def _rows_of_judged(
 ) -> dict[str, list[int]]:
     """Returns the rows of each query's relevant documents."""
     rows: dict[str, list[int]] = {}
-    for row, document in enumerate(snapshot.segment.documents):
+    for row, document in snapshot.segment.documents.numbered():
         rows.setdefault(document.parent or document.id, []).append(row)
     return {
         query: [row for id_, grade in grades.items() if grade > 0 for row in rows.get(id_, ())]

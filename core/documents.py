@@ -120,6 +120,10 @@ class DocumentReader:
             for at in range(batch.count):
                 yield batch.document(at)
 
+    def numbered(self) -> Iterator[tuple[int, Document]]:
+        """Yields each document with its row."""
+        return enumerate(self)
+
     def id(self, row: int) -> str:
         batch, at = self._locate(row)
         return batch.ids[at]

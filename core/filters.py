@@ -14,6 +14,7 @@ from array import array
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -56,6 +57,8 @@ _READ_VALUES = 256
 _BATCH_CHARS, _READ_CHARS = 1 << 25, 1 << 18
 # Fields and values that are listed, and characters of each; characters of a name in errors.
 _LISTED, _LISTED_CHARS, _NAME_CHARS = 100, 200, 64
+# Values of a field that are counted.
+_COUNTED = 10_000
 # Rows of recent filters that are kept, and what each entry takes besides [bytes].
 _KEPT_BYTES, _ENTRY_BYTES = 1 << 26, 256
 
@@ -207,12 +210,15 @@ class FilterReader:
         if table.schema != _SCHEMA or len(table) != sum(fields.values()):
             reason = "does not match the manifest's filter_fields: build the index again"
             raise IndexVersionError.at(path, reason, "unreadable_filters")
-        self.fields = dict(fields)
         self._table = table
         self._count = count
         self._by_label = FilterTable(table, fields)
         self._matching = MatchingRows(self._by_label, count)
-        self._recent = _RecentRows()
+        self._recent = RecentRows()
+        self._set_fields(fields)
+
+    def _set_fields(self, fields: Mapping[str, int]) -> None:
+        self.fields = dict(fields)
         listed = heapq.nsmallest(_LISTED, fields)
         self._known = ", ".join(name[:_NAME_CHARS] for name in listed) or "none"
         if len(fields) > _LISTED:
@@ -237,7 +243,7 @@ class FilterReader:
             return checked & within & Conjunction.of(lacking)
         for field, condition in checked.conditions:
             self.check_field(field, filter_field(field))
-            if condition.bounds and not self._by_label.has_numbers(field):
+            if condition.bounds and not self.has_numbers(field):
                 message = "has a range, but no document has a number in this field"
                 raise QueryError(filter_field(field), message, code="filter_not_numeric")
         return checked
@@ -252,17 +258,20 @@ class FilterReader:
             message = f"unknown filter field; the fields of this index are: {self._known}"
             raise QueryError(place, message, code="unknown_filter_field")
 
+    def has_numbers(self, field: str) -> bool:
+        """Returns whether a document has a number in a field, which some document has."""
+        return self._by_label.has_numbers(field)
+
     def rows(self, conditions: Conjunction, check: Check = no_check) -> RowArray:
         """Returns the rows that meet conditions, int64 [n], ascending.
 
         The rows of recent conditions are kept, so that the queries of a batch share them.
         `check` is called about once per millisecond, and stops the search by an exception.
         """
-        key = hashlib.blake2b(json.dumps(conditions.as_json()).encode(), digest_size=16).digest()
-        rows = self._recent.get(key)
+        rows = self._recent.get(conditions)
         if rows is None:
             rows = self._matching.find(self.requirements(conditions, check), check)
-            self._recent.put(key, rows)
+            self._recent.put(conditions, rows)
         return rows
 
     def requirements(self, conditions: Conjunction, check: Check = no_check) -> list[Requirement]:
@@ -299,22 +308,40 @@ class FilterReader:
         With each value stands the number of its rows. Names and texts of more than 200 characters
         are left out.
         """
+        return self._frequent
+
+    @cached_property
+    def _frequent(self) -> dict[str, list[CountedValue]]:
         listed = heapq.nsmallest(_LISTED, (f for f in self.fields if len(f) <= _LISTED_CHARS))
         return {field: _short(self._by_label.frequent_values(field, _LISTED)) for field in listed}
+
+    def count_values(self, rows: RowArray) -> dict[str, list[CountedValue]]:
+        """Returns the values of given rows by field, each with the number of its rows.
+
+        Of a field these are the 10,000 most frequent ones at most.
+        """
+        chosen = np.zeros(self._count, np.bool_)
+        chosen[rows] = True
+        found = {}
+        for field in sorted(self.fields):
+            if values := self._by_label.frequent_values(field, _COUNTED, chosen):
+                found[field] = values
+        return found
 
     def values_within(self, rows: RowArray) -> tuple[dict[str, list[CountedValue]], int]:
         """Returns what `frequent_values` does of given rows alone, and the number of their fields.
 
         All values of the index are counted, which takes some milliseconds for a million rows.
         """
-        chosen = np.zeros(self._count, np.bool_)
-        chosen[rows] = True
-        found = {}
-        for field in sorted(self.fields):
-            if values := self._by_label.frequent_values(field, _LISTED, chosen):
-                found[field] = values
-        listed = islice((f for f in found if len(f) <= _LISTED_CHARS), _LISTED)
-        return {field: _short(found[field]) for field in listed}, len(found)
+        return listed_values(self.count_values(rows))
+
+
+def listed_values(
+    counted: Mapping[str, Sequence[CountedValue]],
+) -> tuple[dict[str, list[CountedValue]], int]:
+    """Returns what `FilterReader.values_within` does, given all values by field."""
+    listed = heapq.nsmallest(_LISTED, (f for f in counted if len(f) <= _LISTED_CHARS))
+    return {field: _short(counted[field][:_LISTED]) for field in listed}, len(counted)
 
 
 def _short(values: Sequence[CountedValue]) -> list[CountedValue]:
@@ -325,7 +352,7 @@ def _short(values: Sequence[CountedValue]) -> list[CountedValue]:
     ]
 
 
-class _RecentRows:
+class RecentRows:
     """The rows of recent filters, `_KEPT_BYTES` in all; thread-safe."""
 
     def __init__(self) -> None:
@@ -333,14 +360,17 @@ class _RecentRows:
         self._bytes = 0
         self._lock = Lock()
 
-    def get(self, key: bytes) -> RowArray | None:
+    def get(self, conditions: Conjunction) -> RowArray | None:
+        """Returns the rows that meet conditions, if they are kept."""
+        key = _key(conditions)
         with self._lock:
             if key in self._rows:
                 self._rows.move_to_end(key)
             return self._rows.get(key)
 
-    def put(self, key: bytes, rows: RowArray) -> None:
+    def put(self, conditions: Conjunction, rows: RowArray) -> None:
         """Keeps rows, which become read-only; forgets those that were used least recently."""
+        key = _key(conditions)
         rows.flags.writeable = False
         with self._lock:
             if key in self._rows or rows.nbytes > _KEPT_BYTES:
@@ -349,6 +379,10 @@ class _RecentRows:
             self._bytes += rows.nbytes + _ENTRY_BYTES
             while self._bytes > _KEPT_BYTES:
                 self._bytes -= self._rows.popitem(last=False)[1].nbytes + _ENTRY_BYTES
+
+
+def _key(conditions: Conjunction) -> bytes:
+    return hashlib.blake2b(json.dumps(conditions.as_json()).encode(), digest_size=16).digest()
 
 
 class Selection:

@@ -9,11 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from core.encoders import EncoderSpec, FrozenModel
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 # The oldest schema that can be read.
 OLDEST_SCHEMA_VERSION = 1
 
 VECTORS_FILE = "vectors.faiss"
+# Facts of a segment that was written into an index, and the rows that a version has no more.
+SEGMENT_FILE, DELETED_FILE = "segment.json", "deleted.roaring"
 # The components that this release reads.
 FULL_TEXT, TERMS, TOKENS = "lexical", "terms", "tokens"
 COMPONENTS = (FULL_TEXT, TERMS, TOKENS)
@@ -116,8 +118,31 @@ class Component(BaseModel):
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
+class SegmentFacts(FrozenModel):
+    """Facts of the files of some documents, `segment.json`; all others are those of the base."""
+
+    factory: str
+    search_parameters: dict[str, Annotated[int, Field(gt=0, le=MAX_SEARCH_PARAMETER)]]
+    count: int = Field(gt=0)  # rows
+    filter_fields: dict[str, Annotated[int, Field(ge=0)]]
+    files: dict[Name, FileRecord]
+    components: dict[str, Component] = Field(default_factory=dict)
+
+
+class SegmentEntry(FrozenModel):
+    """A segment of a version; its rows follow those of the segments before it."""
+
+    folder: Name  # that of the version that wrote it, beside the folder of this version
+    sha256: str  # of its `segment.json` or, in the folder of a build, of `manifest.json`
+    count: int = Field(gt=0)  # rows
+    deleted: int = Field(0, ge=0)  # those of them that the version has no more
+
+
 class IndexManifest(FrozenModel):
     """Manifest of one immutable index version; `manifest.json` is the last file written.
+
+    A build writes all fields but `segments`; its folder has the only segment. A write names the
+    segments of the version, and leaves out what is that of the first one, its base.
 
     Attributes:
         parent: The version that was active when this one was published, or None.
@@ -129,7 +154,7 @@ class IndexManifest(FrozenModel):
             processors, and in ONNX Runtime the dtype of the graph. For OpenVINO it is never `auto`.
         factory: Index type, as a FAISS factory string.
         search_parameters: Search parameters that were chosen by measured recall.
-        count: Number of rows: documents or, with `chunking`, chunks.
+        count: Number of rows: documents or, with `chunking`, chunks; without those deleted.
         filter_fields: Number of distinct values of each metadata field.
         files: Size and checksum of each file, except those of components.
         components: Optional parts, by name.
@@ -141,6 +166,7 @@ class IndexManifest(FrozenModel):
         build_seconds: Duration of the build [s].
         libraries: Versions of the libraries that were loaded.
         chunking: How documents were split, or None.
+        segments: The segments of a version that was written; none if it was built.
     """
 
     schema_version: int
@@ -168,6 +194,7 @@ class IndexManifest(FrozenModel):
     build_seconds: float
     libraries: dict[str, str]
     chunking: Chunking | None = None
+    segments: tuple[SegmentEntry, ...] = ()
 
     @model_validator(mode="after")
     def _check_names_of_components(self) -> Self:
@@ -184,24 +211,41 @@ class IndexManifest(FrozenModel):
         return hashlib.sha256(facts.encode()).hexdigest()
 
     @property
+    def rows(self) -> int:
+        """Number of rows of all segments, with those deleted."""
+        return sum(one.count for one in self.segments) or self.count
+
+    @property
     def all_files(self) -> dict[str, FileRecord]:
-        """Size and checksum of each file, by its path; without those of unknown components."""
+        """Size and checksum of each file, by its path; without those of unknown components.
+
+        If the version was written, these are its own files without those of its segments.
+        """
         records: dict[str, FileRecord] = dict(self.files)
         for name in self.components.keys() & set(COMPONENTS):
-            records |= self.components[name].files
+            records |= {} if self.segments else self.components[name].files
         return records
 
 
+# Fields of a manifest that a version that was written has of its own.
+OF_VERSION = {
+    *("schema_version", "name", "version", "parent", "number", "count", "filter_fields", "files"),
+    *("thresholds", "fusion", "corpus", "created_at", "build_seconds", "segments"),
+}
+
+
 def upgrade_manifest(content: dict[str, Any]) -> dict[str, Any]:
-    """Converts the content of a manifest from schema 1 to schema 2.
+    """Converts the content of a manifest of an older schema; schema 2 has the same fields.
 
     Fields that schema 1 lacks are derived: `store` from the files, `parent` from the record of an
     update. For other versions `parent` is None. `backend` and `dtype` are "unknown" unless the
     encoder is an ONNX file.
 
     Raises:
-        KeyError, TypeError: If the content is not a manifest of schema 1.
+        KeyError, TypeError: If the content is not a manifest of such a schema.
     """
+    if content["schema_version"] != OLDEST_SCHEMA_VERSION:
+        return content | {"schema_version": SCHEMA_VERSION}
     update = content["corpus"].get("update")
     is_onnx = content["encoder"].get("format", "onnx") == "onnx"
     return content | {

@@ -3,6 +3,12 @@
 <root>/<name>/CURRENT                    id of the active version
 <root>/<name>/<version>/manifest.json    folders without it are not versions
 <root>/<name>/<version>/manifest.sha256  its checksum, as sha256sum writes it
+<root>/<name>/<version>/segment.json     facts of the segment that a write has added, if it has
+
+A build writes all documents as one segment, into the folder of its version. A write adds one with
+its new documents, in the folder of the new version, whose manifest names all segments; each lies in
+the folder of the version that wrote it. The folder of a deleted version stays, without a manifest,
+while other versions need its segment: a manifest of a build is then `segment.json`.
 
 A version is a folder of regular files: nothing in it, nor the folder itself, may be a symbolic
 link. The folders above it and `CURRENT` may be links.
@@ -15,12 +21,12 @@ import errno
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -28,10 +34,15 @@ from core.errors import CareError, IndexVersionError
 from core.files import atomic, read_small, sha256_file, sync, write_text
 from core.manifest import (
     NAME,
+    OF_VERSION,
     OLDEST_SCHEMA_VERSION,
     SCHEMA_VERSION,
+    SEGMENT_FILE,
     VECTORS_FILE,
+    FileRecord,
     IndexManifest,
+    SegmentEntry,
+    SegmentFacts,
     upgrade_manifest,
 )
 from core.records import parse_json
@@ -207,7 +218,8 @@ def write_manifest(folder: Path, manifest: IndexManifest) -> None:
     Without the checksum a manifest can be read, so a kill between the two writes does no harm.
     """
     (folder / CHECKSUM).unlink(missing_ok=True)
-    text = manifest.model_dump_json(indent=2)
+    own = OF_VERSION if manifest.segments else None
+    text = manifest.model_dump_json(indent=2, include=own)
     write_text(folder / MANIFEST, text)
     write_text(folder / CHECKSUM, _checksum_line(text.encode()))
 
@@ -249,25 +261,117 @@ def read_manifest(folder: Path) -> IndexManifest:
     return manifest
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A segment of a version on disk.
+
+    Attributes:
+        key: The name of its folder and its checksum: segments with equal keys are the same.
+        folder: The folder with its files.
+        manifest: What is known of it; of one that was written into the index, without canaries.
+    """
+
+    key: str
+    folder: Path
+    manifest: IndexManifest
+
+
+def read_parts(folder: Path, manifest: IndexManifest) -> list[Part]:
+    """Reads what is known of each segment of the version in a folder, in the order of its rows.
+
+    Raises:
+        IndexVersionError: If a segment is missing or invalid, or differs from its checksum.
+    """
+    if not manifest.segments:
+        checksum = hashlib.sha256(_read(folder, MANIFEST)).hexdigest()
+        return [Part(f"{folder.name} {checksum}", folder, manifest)]
+    base, parts = None, []
+    for entry in manifest.segments:
+        own = folder.parent / entry.folder
+        path, content = _read_segment(own, entry)
+        if base is None:
+            known = base = _parse_manifest(path, content)
+        else:
+            known = _parse_segment(path, content, base)
+        if known.count != entry.count:
+            reason = f"has {known.count} rows instead of {entry.count}: build the index again"
+            raise IndexVersionError.at(path, reason, "invalid_manifest", field="count")
+        parts.append(Part(f"{entry.folder} {entry.sha256}", own, known))
+    return parts
+
+
+def _read_segment(folder: Path, entry: SegmentEntry) -> tuple[Path, bytes]:
+    """Returns the file with the facts of a segment, and its content."""
+    # A manifest is renamed when its version is pruned and its segment is still needed.
+    for name in (SEGMENT_FILE, MANIFEST, SEGMENT_FILE):
+        path = folder / name
+        try:
+            content = _read(folder, name)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            reason = f"cannot be read ({error.strerror}): check the disk, or build the index again"
+            raise IndexVersionError.at(path, reason, "unreadable_file") from error
+        if hashlib.sha256(content).hexdigest() == entry.sha256:
+            return path, content
+        reason = "differs from its checksum in the manifest: build the index again"
+        raise IndexVersionError.at(path, reason, "wrong_checksum")
+    reason = "is missing: activate another version, or build the index again"
+    raise IndexVersionError.at(folder / SEGMENT_FILE, reason, "file_missing")
+
+
+def _parse_segment(path: Path, content: bytes, base: IndexManifest) -> IndexManifest:
+    try:
+        facts = SegmentFacts.model_validate_json(content)
+    except ValidationError as error:
+        raise _invalid(path, error) from error
+    own = {name: getattr(facts, name) for name in SegmentFacts.model_fields}
+    return base.model_copy(update=own | {"version": path.parent.name, "canaries": []})
+
+
+def _invalid(path: Path, error: ValidationError) -> IndexVersionError:
+    first = error.errors(include_input=False, include_url=False)[0]
+    field = ".".join(map(str, first["loc"])) or "the file"
+    reason = f"is not a valid manifest: {field}: {first['msg']}"
+    return IndexVersionError.at(path, reason, "invalid_manifest", field=field)
+
+
+def _with_base(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Returns the content of the manifest of a version that was written, with what is its base's.
+
+    IndexVersionError if the base cannot be read.
+    """
+    if not content.get("segments"):
+        return content
+    entry = SegmentEntry.model_validate(content["segments"][0])
+    path, text = _read_segment(folder.parent / entry.folder, entry)
+    base: dict[str, Any] = parse_json(text)
+    if base["schema_version"] != SCHEMA_VERSION:
+        base = upgrade_manifest(base)
+    if base.get("segments"):
+        reason = "is not a valid manifest: the first segment is not that of a build"
+        raise IndexVersionError.at(path, reason, "invalid_manifest", field="segments")
+    return base | content
+
+
 def _parse_manifest(path: Path, text: bytes) -> IndexManifest:
     try:
         content = parse_json(text)
         schema = content["schema_version"]
-        if schema == OLDEST_SCHEMA_VERSION:
+        if schema == SCHEMA_VERSION:
+            content = _with_base(path.parent, content)
+        elif schema in range(OLDEST_SCHEMA_VERSION, SCHEMA_VERSION):
             content = upgrade_manifest(content)
-        elif schema != SCHEMA_VERSION:
+        else:
             older = isinstance(schema, int) and schema < OLDEST_SCHEMA_VERSION
             reason = (
-                f"has schema version {schema}; supported are {OLDEST_SCHEMA_VERSION} and "
+                f"has schema version {schema}; supported are {OLDEST_SCHEMA_VERSION} to "
                 f"{SCHEMA_VERSION}: {'build the index again' if older else 'install a new release'}"
             )
             raise IndexVersionError.at(path, reason, "unsupported_schema", schema=schema)
         return IndexManifest.model_validate_json(json.dumps(content))
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        reason = f"is not a valid manifest: {field}: {first['msg']}"
-        raise IndexVersionError.at(path, reason, "invalid_manifest", field=field) from error
+        raise _invalid(path, error) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = "is not a valid manifest: it is not a JSON object with schema_version"
         raise IndexVersionError.at(path, reason, "invalid_manifest", field="") from error
@@ -312,23 +416,35 @@ def schema_of(folder: Path) -> int:
     return int(parse_json(_read(folder, MANIFEST))["schema_version"])
 
 
-def verify_files(folder: Path, manifest: IndexManifest) -> None:
+def verify_files(folder: Path, manifest: IndexManifest, known: Collection[str] = ()) -> None:
     """Compares the files of a version with the sizes and checksums of the manifest.
+
+    Those of the segments with the keys `known` are not compared again.
 
     Raises:
         IndexVersionError: If a file is missing, truncated, modified, cannot be read or is not in
-            the manifest although it is needed, or if the folder or anything in it is a link.
+            the manifest although it is needed, or if a folder or anything in it is a link.
     """
-    for path in (folder, *folder.rglob("*")):
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise _linked(path)
-    records = manifest.all_files
-    for name in (*_FILES, *((VECTORS_FILE,) if manifest.store == "faiss" else ())):
-        if name not in records:
-            reason = f"does not list {name}: build the index again"
-            raise IndexVersionError.at(folder / MANIFEST, reason, "file_missing")
-    for name, record in records.items():
-        path = folder / name
+    new = [part for part in read_parts(folder, manifest) if part.key not in known]
+    for part in new:
+        records = part.manifest.all_files
+        for name in (*_FILES, *((VECTORS_FILE,) if manifest.store == "faiss" else ())):
+            if name not in records:
+                reason = f"does not list {name}: build the index again"
+                raise IndexVersionError.at(part.folder / MANIFEST, reason, "file_missing")
+    for own in {folder, *(part.folder for part in new)}:
+        for path in (own, *own.rglob("*")):
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                raise _linked(path)
+    files = {folder / name: record for name, record in manifest.all_files.items()}
+    for part in new:
+        files |= {part.folder / name: one for name, one in part.manifest.all_files.items()}
+    _compare(files)
+
+
+def _compare(files: dict[Path, FileRecord]) -> None:
+    """Compares files with their sizes and checksums."""
+    for path, record in files.items():
         if not path.is_file():
             reason = "is missing: build the index again"
             raise IndexVersionError.at(path, reason, "file_missing")
@@ -336,18 +452,18 @@ def verify_files(folder: Path, manifest: IndexManifest) -> None:
             reason = f"has {size} bytes instead of {record.bytes}: build the index again"
             raise IndexVersionError.at(path, reason, "wrong_size")
     with ThreadPoolExecutor() as pool:
-        sums = {name: pool.submit(sha256_file, folder / name) for name in records}
-    for name, record in records.items():
+        sums = {path: pool.submit(sha256_file, path) for path in files}
+    for path, record in files.items():
         try:
-            found = sums[name].result()
+            found = sums[path].result()
         except OSError as error:
             if error.errno in _OF_THE_MACHINE:
                 raise
             reason = f"cannot be read ({error.strerror}): check the disk, or build the index again"
-            raise IndexVersionError.at(folder / name, reason, "unreadable_file") from error
+            raise IndexVersionError.at(path, reason, "unreadable_file") from error
         if found != record.sha256:
             reason = "differs from its checksum in the manifest: build the index again"
-            raise IndexVersionError.at(folder / name, reason, "wrong_checksum")
+            raise IndexVersionError.at(path, reason, "wrong_checksum")
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from core.locks import LOCK, LockHolder, exclusive, lock_holder
 from core.manifest import IndexManifest
 from core.versions import IndexFolder, opening, read_manifest, verify_files, write_manifest
 from stores.registry import FAISS_ONLY, VectorStores
-from stores.segment import open_segment
+from stores.segment import open_segments
 
 BUILD_LOCK = ".build.lock"
 # How long to wait for the lock for changes [s].
@@ -185,7 +185,7 @@ def verify_version(folder: Path, stores: VectorStores = FAISS_ONLY) -> IndexMani
     with opening(folder):
         manifest = read_manifest(folder)
         verify_files(folder, manifest)
-        open_segment(folder, manifest, stores.for_version(folder))
+        open_segments(folder, manifest, stores.for_version(folder))
     return manifest
 
 

@@ -21,7 +21,7 @@ from search.version_files import VersionFiles
 from stores.base import ScoredRows, VectorStore
 from stores.faiss.store import FaissStore
 from stores.order import ordered
-from stores.segment import Segment, open_segment
+from stores.segment import Segment, Segments, open_segments
 from stores.token_vectors import TokenVectors
 
 
@@ -34,7 +34,7 @@ class Snapshot:
         reference: Name and version as JSON, for answers.
         files: The files before they were verified.
         manifest: The manifest of the version.
-        segment: The open files.
+        segments: The open files; `segment` is all of them as one.
         judges: What judges whether the index answers a query, by mode: those of the pair that
             were fitted on an index of about this size.
         late: What reranks by late interaction, if version and pair have token vectors of one space.
@@ -44,14 +44,20 @@ class Snapshot:
     reference: bytes
     files: VersionFiles
     manifest: IndexManifest
-    segment: Segment
+    segments: Segments
     judges: Judges
     late: LateReranker | None
 
     @property
+    def segment(self) -> Segment:
+        return self.segments.all
+
+    @property
     def document_bytes(self) -> int:
         """Mean size of a document or chunk in its file [bytes]."""
-        return self.manifest.files[documents.FILE_NAME].bytes // max(1, self.manifest.count)
+        parts = self.segments.parts
+        size = sum(part.manifest.files[documents.FILE_NAME].bytes for part in parts)
+        return size // self.segment.count
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -112,32 +118,38 @@ def open_version(
     *,
     verified: bool = False,
     canaries: int | None = None,
+    old: "Snapshot | None" = None,
 ) -> Snapshot:
     """Opens the version in a folder and checks it as `load_index`, with the same errors.
 
     `verified` says that another process has just compared the files with their checksums;
-    `canaries` is the number of canaries that are checked, by default all.
+    `canaries` is the number of canaries that are checked, by default all. What an `old` snapshot of
+    the index has open is neither opened nor checked again, nor are the canaries if it has the same.
     """
-    files = VersionFiles.of(folder)
     with opening(folder):
         manifest = read_manifest(folder)
+        files = VersionFiles.of(folder, manifest)
+    known = old.segments.opened if old and not old.files.changed_in_place() else {}
+    if known and old and old.manifest.canaries == manifest.canaries:
+        canaries = 0
     for each in (encoder, *others):
         check_space(manifest, each.spec)
     with ThreadPoolExecutor(1) as pool:
-        verification = None if verified else pool.submit(verify_files, folder, manifest)
+        verification = None if verified else pool.submit(verify_files, folder, manifest, known)
         try:
             for each in (encoder, *others):
-                check_canaries(each, manifest.canaries[:canaries])
+                if canaries != 0:
+                    check_canaries(each, manifest.canaries[:canaries])
         finally:
             with opening(folder):
                 if verification:
                     verification.result()
     with opening(folder):
-        segment = open_segment(folder, manifest, store)
+        segments = open_segments(folder, manifest, store, known)
     reference = to_json({"name": manifest.name, "version": manifest.version})
     judges = suitable(pair.answerable, manifest.count) if pair else {}
-    late = _late_reranker(segment.tokens, pair)
-    opened = files, manifest, segment, judges, late
+    late = _late_reranker(segments.all.tokens, pair)
+    opened = files, manifest, segments, judges, late
     return Snapshot(manifest.identity, reference, *opened)
 
 

@@ -295,7 +295,7 @@ class Catalog:
         self._served[name] = served
         self._make_room(name)
 
-    def _open_folder(self, folder: Path) -> Snapshot:
+    def _open_folder(self, folder: Path, old: Snapshot | None = None) -> Snapshot:
         with opening(folder):
             manifest = read_manifest(folder)
         space = manifest.encoder.embedding_space
@@ -308,7 +308,9 @@ class Catalog:
             )
         document_encoder = _document_encoder(manifest)
         agrees = document_encoder in self._agreed
-        snapshot = self._open_version[space](folder, canaries=_CANARIES if agrees else None)
+        snapshot = self._open_version[space](
+            folder, canaries=_CANARIES if agrees else None, old=old
+        )
         self._agreed.add(document_encoder)
         return snapshot
 

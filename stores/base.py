@@ -130,6 +130,8 @@ def check_vectors(
             f"{expected[1]}: build the index again"
         )
         raise IndexVersionError.at(source, reason, "wrong_vectors")
+    if not manifest.canaries:  # of a segment besides the base
+        return
     canaries = canary_vectors(manifest.canaries)
     if canaries.shape[1] != vectors.dimension:
         raise IndexVersionError(

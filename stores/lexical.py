@@ -7,7 +7,7 @@ the store of the vectors: row i of the version is row i here.
 import json
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from uuid import UUID
 
 import numpy as np
 import tantivy
+from pyroaring import BitMap
 
 from core.analysis import terms
 from core.documents import DocumentReader
@@ -115,12 +116,15 @@ def _rename_segments(target: Path) -> None:
     write_text(meta, json.dumps(content))
 
 
-def open_full_text(folder: Path, manifest: IndexManifest) -> "LexicalIndex | None":
+def open_full_text(
+    parts: "Sequence[tuple[Path, IndexManifest]]", deleted: "BitMap | None" = None
+) -> "LexicalIndex | None":
     """Opens the full text of a version, or returns None if it has none.
 
     Raises:
         IndexVersionError: If the files cannot be read, or do not have a row for each document.
     """
+    folder, manifest = parts[0]
     component = manifest.components.get(FULL_TEXT)
     if component is None:
         return None

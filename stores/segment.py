@@ -1,17 +1,28 @@
-"""A segment: the files of some documents, opened together."""
+"""Segments: the files of some documents, opened together, and those of a version as one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyroaring import BitMap
+
 from core import documents, filters
 from core.documents import DocumentReader
 from core.errors import IndexVersionError
 from core.filters import FilterReader
-from core.manifest import IndexManifest
+from core.manifest import DELETED_FILE, FULL_TEXT, IndexManifest
 from core.types import CountedValue
+from core.versions import Part, read_parts
 from stores.base import Vectors, VectorStore
+from stores.faiss.store import FaissStore
 from stores.lexical import LexicalIndex, open_full_text
+from stores.segments import (
+    JoinedDocuments,
+    JoinedFilters,
+    JoinedTokens,
+    JoinedVectors,
+    RowMap,
+)
 from stores.token_vectors import TokenVectors, open_token_vectors
 
 
@@ -21,20 +32,100 @@ class Segment:
 
     documents: DocumentReader
     filters: FilterReader
-    # The first filter fields by name, each with its most frequent values; bounded in number and
-    # size.
-    filter_values: Mapping[str, Sequence[CountedValue]]
     vectors: Vectors
     full_text: LexicalIndex | None
     tokens: TokenVectors | None
 
     @property
     def count(self) -> int:
+        """Number of rows, with those deleted."""
         return len(self.documents)
 
+    @property
+    def filter_values(self) -> Mapping[str, Sequence[CountedValue]]:
+        """The first filter fields by name, each with its most frequent values; bounded."""
+        return self.filters.frequent_values()
 
-def open_segment(folder: Path, manifest: IndexManifest, store: VectorStore) -> Segment:
-    """Opens the files in the folder of a version.
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The open segments of a version.
+
+    Attributes:
+        all: All of them as one.
+        parts: What is known of each.
+        opened: Each of them by `Part.key`; the full text of several is open in `all` only.
+    """
+
+    all: Segment
+    parts: Sequence[Part]
+    opened: Mapping[str, Segment]
+
+
+def open_segments(
+    folder: Path,
+    manifest: IndexManifest,
+    store: VectorStore,
+    known: Mapping[str, Segment] | None = None,
+) -> Segments:
+    """Opens the segments of the version in a folder; those that are `known` are open.
+
+    Raises:
+        IndexVersionError: If a file cannot be read, or the files do not match the manifest.
+    """
+    known = known or {}
+    parts = read_parts(folder, manifest)
+    deleted = read_deleted(folder, manifest)
+    if len(parts) == 1 and not deleted:
+        only = parts[0]
+        opened = known.get(only.key)
+        if opened is None or (opened.full_text is None and FULL_TEXT in only.manifest.components):
+            opened = open_segment(only.folder, only.manifest, store)
+        return Segments(opened, parts, {only.key: opened})
+    files = FaissStore()  # for the base alone a GPU has room
+    each = {}
+    for at, part in enumerate(parts):
+        own = known.get(part.key)
+        each[part.key] = own or open_segment(
+            part.folder, part.manifest, files if at else store, full_text=False
+        )
+    open_parts = list(each.values())
+    rows = RowMap([one.count for one in open_parts], deleted)
+    tokens = [one.tokens for one in open_parts if one.tokens]
+    joined = Segment(
+        JoinedDocuments([one.documents for one in open_parts], rows),
+        JoinedFilters([one.filters for one in open_parts], manifest.filter_fields, rows),
+        JoinedVectors([one.vectors for one in open_parts], rows),
+        open_full_text([(part.folder, part.manifest) for part in parts], deleted),
+        JoinedTokens(tokens, rows) if len(tokens) == len(parts) else None,
+    )
+    return Segments(joined, parts, each)
+
+
+def read_deleted(folder: Path, manifest: IndexManifest) -> BitMap:
+    """Reads which rows a version has no more; IndexVersionError if the file is damaged."""
+    if DELETED_FILE not in manifest.files:
+        return BitMap()
+    path = folder / DELETED_FILE
+    try:
+        deleted = BitMap.deserialize(path.read_bytes())
+    except (OSError, ValueError) as error:
+        reason = "is not a readable set of rows: activate another version, or build the index again"
+        raise IndexVersionError.at(path, reason, "unreadable_version") from error
+    counted = sum(one.deleted for one in manifest.segments)
+    if len(deleted) != counted or (deleted and deleted.max() >= manifest.rows):
+        reason = f"has {len(deleted)} rows instead of {counted}: build the index again"
+        raise IndexVersionError.at(path, reason, "wrong_document_count")
+    return deleted
+
+
+def open_segment(
+    folder: Path, manifest: IndexManifest, store: VectorStore, *, full_text: bool = True
+) -> Segment:
+    """Opens the files of one segment, which are in a folder.
+
+    Args:
+        full_text: Whether to open the full text too.
 
     Raises:
         IndexVersionError: If a file cannot be read, or the files do not match the manifest.
@@ -47,9 +138,8 @@ def open_segment(folder: Path, manifest: IndexManifest, store: VectorStore) -> S
             folder, f"{found}: build the index again", "wrong_document_count", **counts
         )
     values = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields, manifest.count)
-    frequent = values.frequent_values()
-    full_text = open_full_text(folder, manifest)
+    text = open_full_text([(folder, manifest)]) if full_text else None
     tokens = open_token_vectors(folder, manifest)
     # Last, because a GPU may have to give up the vectors of the version that is served.
     vectors = store.open(folder, manifest)
-    return Segment(reader, values, frequent, vectors, full_text, tokens)
+    return Segment(reader, values, vectors, text, tokens)

@@ -320,7 +320,7 @@ class Engine:
     ) -> list[QueryResult | None]:
         # A search that explains has no key, as caches do not keep what it returns.
         keyed = [i for i, key in enumerate(keys) if key]
-        found = await redis.get_many([keys[i] for i in keyed], index.manifest.count)
+        found = await redis.get_many([keys[i] for i in keyed], index.segment.count)
         known = {i: entry for i, entry in zip(keyed, found, strict=True) if entry}
         self.metrics.looked_up("redis", len(known), len(found) - len(known))
         cached = [(queries[keys[i]], rows) for i, rows in known.items()]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from core.errors import CareError, IndexVersionError, describe
@@ -111,14 +110,15 @@ class ServedIndex(Generic[_Opened]):
     are changed in place. Otherwise a version that cannot be loaded leaves the served one as it is.
 
     `active` returns the id of the active version; `open_version` opens and checks the version in a
-    folder; threads of `loader` do so, by default one of its own.
+    folder, given the one that is open, if one is; threads of `loader` do so, by default one of its
+    own.
     """
 
     def __init__(
         self,
         folder: IndexFolder,
         active: Callable[[], str],
-        open_version: Callable[[Path], _Opened],
+        open_version: Callable[..., _Opened],
         metrics: Metrics,
         loader: ThreadPoolExecutor | None = None,
     ) -> None:
@@ -228,7 +228,7 @@ class ServedIndex(Generic[_Opened]):
         return index, failure
 
     def _open_id(self, version: str) -> _Opened:
-        return self._open(self._folder.version(version))
+        return self._open(self._folder.version(version), old=getattr(self, "index", None))
 
     def _last_whole(self) -> _Opened | None:
         for version in versions_before(self._folder, self._active()):
@@ -250,7 +250,7 @@ class ServedIndex(Generic[_Opened]):
         return seen != self._seen
 
     def _look(self, served: VersionFiles | None) -> _Seen:
-        now = served and VersionFiles.of(served.folder)
+        now = served and served.now()
         try:
             active = self._active()
         except StoreError:

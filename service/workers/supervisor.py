@@ -20,7 +20,7 @@ from typing import Any
 from core.errors import CareError, IndexVersionError
 from core.machine import available_cpus, available_memory
 from core.manifest import IndexManifest
-from core.versions import IndexFolder, opening, read_manifest, verify_files
+from core.versions import IndexFolder, opening, read_manifest, read_parts, verify_files
 from models.pairs import load_pair
 from search.version_files import VersionFiles
 from service.errors import shown
@@ -69,6 +69,7 @@ class Verified:
 
     files: VersionFiles  # before they were verified
     manifest: IndexManifest
+    keys: frozenset[str]  # of its segments
 
 
 class _Worker:
@@ -383,7 +384,7 @@ class _Supervisor:
         """Lets a new worker serve what the others serve; returns why it does not."""
         try:
             async with asyncio.timeout(_START):
-                served = Prepare(self._served.index.files.folder)
+                served = Prepare(self._served.index.files.folders[0])
                 for step in (served, Activate()):
                     if failure := await worker.ask(step):
                         return failure
@@ -418,14 +419,19 @@ class _Supervisor:
 
     # Versions
 
-    def _open(self, folder: Path) -> Verified:
-        """Verifies the version in a folder once, and lets all workers open it; for a thread."""
-        files = VersionFiles.of(folder)
+    def _open(self, folder: Path, old: Verified | None) -> Verified:
+        """Verifies the version in a folder once, and lets all workers open it; for a thread.
+
+        What is verified of an old version is not verified again.
+        """
+        known = old.keys if old and not old.files.changed_in_place() else frozenset()
         with opening(folder):
             manifest = read_manifest(folder)
-            verify_files(folder, manifest)
+            files = VersionFiles.of(folder, manifest)
+            verify_files(folder, manifest, known)
+            keys = frozenset(part.key for part in read_parts(folder, manifest))
         asyncio.run_coroutine_threadsafe(self._prepare(folder), self._loop).result()
-        return Verified(files, manifest)
+        return Verified(files, manifest, keys)
 
     async def _prepare(self, folder: Path) -> None:
         # At the start no worker serves yet; later, one that starts opens what is served by then.

@@ -189,7 +189,8 @@ class SupervisedIndex:
 
     def _prepare(self, folder: Path) -> Prepared:
         try:
-            self._opened = self._open(folder, verified=True)
+            old = self.index if self._first.is_set() else None
+            self._opened = self._open(folder, verified=True, old=old)
         except Exception as error:
             return Prepared(shown(error))
         return Prepared()
