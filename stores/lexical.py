@@ -7,6 +7,7 @@ together, as if they had been written as one.
 
 import json
 import math
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -60,6 +61,8 @@ _WEIGHTS = 1 << 16
 _TIED = 64
 # Further hits of a search that are to make up for deleted rows, beside their share of all rows.
 _DELETED = 16
+# Where links to files are made, if it exists: on a disk each waits for what others write to it.
+_IN_MEMORY = Path("/dev/shm")
 # Memory of the writer before it starts another segment [bytes].
 _HEAP = 128 << 20
 
@@ -209,7 +212,8 @@ class LexicalIndex:
         # may be on a read-only disk. So it opens links to the files.
         temporary = ExitStack()
         weakref.finalize(self, temporary.close)
-        links = temporary.enter_context(temporary_folder())
+        in_memory = os.access(_IN_MEMORY, os.W_OK | os.X_OK)
+        links = temporary.enter_context(temporary_folder(_IN_MEMORY if in_memory else None))
         segments = _link(parts, links)
         firsts = accumulate((part.count for part in parts), initial=0)
         # The first row of the part of each of Tantivy's segments, int64 [segments].
@@ -352,10 +356,10 @@ def _link(parts: Sequence[Part], target: Path) -> list[int]:
     number = 1
     for part in parts:
         content, names = _read_segments(part, number)
-        for path in map(part.folder.joinpath, part.component.files):
+        folder = part.folder.absolute()
+        for path in map(folder.joinpath, part.component.files):
             if path.stem in names:
-                link = target / f"{names[path.stem]}{path.suffix}"
-                link.symlink_to(path.absolute())
+                (target / f"{names[path.stem]}{path.suffix}").symlink_to(path)
         contents.append(content)
         number += len(names)
     segments = [content["segments"] for content in contents]
