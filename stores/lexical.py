@@ -292,8 +292,6 @@ class LexicalIndex:
         limit = wanted
         if self._deleted:
             limit += _DELETED + wanted * len(self._deleted) // self.count
-        if within is not None:
-            limit = limit * self.count // max(1, len(within))
         while True:
             limit = min(limit, self.count)
             hits = self._searcher.search(query, limit, count=False).hits
@@ -341,12 +339,11 @@ class LexicalIndex:
         within: RowArray | None = None
         if self._hashed:
             required = [(one.hashes, one.excluded) for one in selection.hashed(check) or ()]
-            if any(len(hashes) > _MANY_HASHES for hashes, _ in required):
-                rows = selection.rows(check)
-                most = max(_MANY_HASHES, k * self.count // max(1, len(rows)))
-                fitting = [one for one in required if len(one[0]) <= most]
-                within = rows if len(fitting) < len(required) else None
-                required = fitting
+            # At least one row has each value, so about `k * count / hashes` hits have k of the rows.
+            most = max(_MANY_HASHES, math.isqrt(k * self.count))
+            fitting = [one for one in required if len(one[0]) <= most]
+            if len(fitting) < len(required):
+                required, within = fitting, selection.rows(check)
         else:
             positions = selection.labels() or ()
             required = [([*map(str, one.labels.tolist())], one.excluded) for one in positions]
