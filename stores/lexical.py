@@ -339,7 +339,7 @@ class LexicalIndex:
         within: RowArray | None = None
         if self._hashed:
             required = [(one.hashes, one.excluded) for one in selection.hashed(check) or ()]
-            # At least one row has each value, so about `k * count / hashes` hits have k of the rows.
+            # Each value has a row, so about `k * count / hashes` hits have k of the rows.
             most = max(_MANY_HASHES, math.isqrt(k * self.count))
             fitting = [one for one in required if len(one[0]) <= most]
             if len(fitting) < len(required):
