@@ -66,11 +66,12 @@ def lists(found: tuple[Any, Any]) -> tuple[list[float], list[int]]:
 
 
 @settings(max_examples=20, deadline=None)
-@given(RECORDS, CUTS, FILTERS, st.integers(1, 30))
+@given(RECORDS, CUTS, FILTERS, st.integers(1, 30), st.sampled_from([0, 1024]))
 def test_parts_are_searched_as_one_index(
-    records: list[Record], cuts: list[float], filter_: dict[str, Any], k: int
+    records: list[Record], cuts: list[float], filter_: dict[str, Any], k: int, most: int
 ) -> None:
-    with TemporaryDirectory(dir=_FOLDER) as folder:
+    with TemporaryDirectory(dir=_FOLDER) as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stores.lexical._MANY_HASHES", most)
         part, reader = write(Path(folder, "whole"), records)
         written = write_parts(Path(folder), records, cuts)
         whole, parts = LexicalIndex([part]), LexicalIndex([part for part, _ in written])
@@ -121,6 +122,23 @@ def test_deleted_rows_are_left_out(
                 lambda n, s=scores, r=rows: (s[:n], r[:n]), k, k + 1, len(records) - len(deleted)
             )
             assert lists(live.search(query, k)) == lists(expected)
+
+
+@pytest.mark.parametrize("deleted", [(), range(100)])
+def test_ranges_of_many_values_are_exact(tmp_path: Path, deleted: Sequence[int]) -> None:
+    records: list[Record] = [
+        ("胃痛" * (row % 7 + 1), {"n": row, "a": row % 2}) for row in range(3000)
+    ]
+    part, reader = write(tmp_path / "part", records)
+    index, every = LexicalIndex([part], deleted=BitMap(deleted)), LexicalIndex([part])
+    scores, rows = every.search("胃痛", 3000)
+    for bounds in ({"gte": 1500}, {"lt": 1200}):
+        selection = Selection(reader, reader.check({"n": bounds, "a": 1}))
+        kept = np.isin(rows, selection.rows()) & ~np.isin(rows, list(deleted))
+        expected = with_ties(
+            lambda n, s=scores[kept], r=rows[kept]: (s[:n], r[:n]), 5, 69, 3000 - len(deleted)
+        )
+        assert lists(index.search("胃痛", 5, selection)) == lists(expected)
 
 
 def test_a_search_goes_on_until_it_has_found_rows_that_are_not_deleted(tmp_path: Path) -> None:
