@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from care import extras
 from care.options import IndexOptions, vector_stores
 from core.choices import Backend, Dtype
 from core.encoders import Encoder, Pair, TokenVectorSpec
@@ -303,6 +304,8 @@ def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[
             flag = f"--{given[0].replace('_', '-')}"
             message = f"{flag} needs --{what} {' or '.join(able)}; the {what} is {chosen}"
             raise CareError(message, code="option_not_taken", option=flag)
+    if options.ocr:
+        extras.require("ocr")
     if options.chunk_overlap and not options.chunk_tokens:
         message = "--chunk-overlap needs --chunk-tokens"
         raise CareError(message, code="option_not_taken", option="--chunk-overlap")
