@@ -34,7 +34,14 @@ from service.catalog import Opened
 from service.observe.metrics import STAGES, Timings
 from service.routes.answers import are_short, batch_json, search_json, sent_in_parts, size_of_hits
 from service.routes.direct_route import routes_for
-from service.routes.documents import before, counts_within, document_json, filter_fields, find
+from service.routes.documents import (
+    before,
+    counts_within,
+    document_json,
+    filter_fields,
+    find,
+    tag_of,
+)
 
 PAGE = Path(__file__).parent / "page"
 IndexName = Annotated[str, PathParameter(description="Name or alias of an index.")]
@@ -277,6 +284,9 @@ async def _document(request: Request, id_: str, timeout_ms: int | None) -> Any:
     index = opened.snapshot
     with admitted(request, timeout_ms, 0) as deadline:
         rows = await find(opened.engine, index, id_, visible_to(request), deadline)
+        tag = await before(deadline, opened.engine.run(tag_of, index, rows, id_))
+    if tag:
+        request.scope["state"]["answer_headers"] = [(b"etag", b'"%b"' % tag.encode())]
     request.scope["state"]["hits"] = 1
     return _sent(request, document_json(index, rows, id_), size_of_hits(index, len(rows)))
 
