@@ -31,6 +31,14 @@ class Requirement:
     excluded: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class HashedRequirement:
+    """Hashes of values, of which a row must have one of or, if `excluded`, none."""
+
+    hashes: Sequence[str]
+    excluded: bool = False
+
+
 class MatchingRows:
     """Finds those of the `count` rows of an index that meet requirements; thread-safe."""
 

@@ -2,8 +2,8 @@
 
 One Arrow table, sorted by field and value, memory-mapped and searched by bisection. When it is
 opened, the values that many rows have get bitmaps in memory; others are read when they are needed.
-The position of a value in the table is its label, an integer that replaces the value in other
-stores such as Milvus.
+The position of a value in the table is its label, an integer that replaces the value in Milvus. In
+the full text, which several tables share, it is a hash of the field and the value.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ import pyarrow.compute as pc
 
 from core.conditions import filter_field, parse_filter
 from core.errors import IndexVersionError, QueryError
-from core.filter_rows import MatchingRows, Requirement
-from core.filter_table import FilterTable, encode_value
+from core.filter_rows import HashedRequirement, MatchingRows, Requirement
+from core.filter_table import FilterTable, Hashes, encode_value, hash_value
 from core.scratch import scratch
 from core.types import (
     NO_CONDITIONS,
@@ -288,6 +288,30 @@ class FilterReader:
                 required.append(Requirement(excluded, excluded=True))
         return required
 
+    def hashed(self, conditions: Conjunction, check: Check = no_check) -> list[HashedRequirement]:
+        """Returns the hashes that documents must or must not have to meet conditions.
+
+        There are as many, in the same order, whatever the table has: those of several tables differ
+        in the hashes of ranges alone, which are those of the numbers in the table.
+        """
+        required = []
+        for field, condition in conditions.conditions:
+            if condition.accepted is not None:
+                hashes = [hash_value(field, value) for value in condition.accepted]
+                required.append(HashedRequirement(hashes))
+            if condition.bounds:
+                labels = self._by_label.labels_in_range(field, condition.bounds, check)
+                hashes = self._by_label.hashes(labels, check).astype(str).tolist()
+                required.append(HashedRequirement(hashes))
+            if condition.excluded:
+                hashes = [hash_value(field, value) for value in condition.excluded]
+                required.append(HashedRequirement(hashes, excluded=True))
+        return required
+
+    def hashes(self) -> Hashes:
+        """Returns the hashes of all values by label, bytes [values]."""
+        return self._by_label.hashes(np.arange(len(self._table)))
+
     def labels_of_rows(self) -> tuple[RowArray, RowArray]:
         """Returns the labels of all rows, as in a compressed sparse row matrix.
 
@@ -413,3 +437,7 @@ class Selection:
     def labels(self) -> list[Requirement] | None:
         """Returns what is required of the labels of rows; None if only the rows are known."""
         return self._filters.requirements(self._conditions) if self._filters else None
+
+    def hashed(self, check: Check = no_check) -> list[HashedRequirement] | None:
+        """Returns what `labels` does, as hashes; `check` is as in `FilterReader.rows`."""
+        return self._filters.hashed(self._conditions, check) if self._filters else None

@@ -1,7 +1,8 @@
 """Full text of an index version: BM25 over the terms of `core/analysis.py`, by Tantivy.
 
-The files are in the folder `lexical` of the version and are memory-mapped. They are independent of
-the store of the vectors: row i of the version is row i here.
+The files are in the folder `lexical` of a segment and are memory-mapped. They are independent of
+the store of the vectors: row i of the segment is row i here. The segments of a version are searched
+together, as if they had been written as one.
 """
 
 import json
@@ -9,8 +10,11 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import accumulate, chain
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -33,10 +37,14 @@ from stores.order import with_ties
 from stores.term_list import USED, read_terms
 
 FORMAT = 1
-# Setting of the component: whether names have the terms that their spellings have in common.
-_NAMES = "names"
+# Settings of the component: whether names have the terms that their spellings have in common; what
+# stands for a metadata value, its hash or, if it is not set, its position in the segment's table.
+_NAMES, _VALUES = "names", "labels"
+_HASHES = "hash"
+# Tantivy's list of segments.
+_META = "meta.json"
 
-# Fields of Tantivy's index: the terms, the labels of metadata values (core/filters.py), the row.
+# Fields of Tantivy's index: the terms, the metadata values (core/filters.py), the row.
 _TEXT, _LABELS, _ROW = "text", "labels", "row"
 _Clause = tuple[tantivy.Occur, tantivy.Query]
 
@@ -50,6 +58,8 @@ _WEIGHTS = 1 << 16
 # Further hits of a search, which show the rows with the score of the last one: among 300 hits they
 # are 50 at most (14,950 passages).
 _TIED = 64
+# Further hits of a search that are to make up for deleted rows, beside their share of all rows.
+_DELETED = 16
 # Memory of the writer before it starts another segment [bytes].
 _HEAP = 128 << 20
 
@@ -78,12 +88,18 @@ def write_full_text(
         f"{FULL_TEXT}/{path.name}": FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
         for path in sorted(target.iterdir())
     }
-    return Component(format=FORMAT, files=files, settings={_NAMES: True})
+    return Component(format=FORMAT, files=files, settings={_NAMES: True, _VALUES: _HASHES})
 
 
 def is_current(component: Component) -> bool:
-    """Returns whether a full text has the terms of this release, not those of an older one."""
-    return bool(component.settings.get(_NAMES))
+    """Returns whether a full text is as this release writes it, not as an older one did."""
+    return _settings(component) == (True, True)
+
+
+def _settings(component: Component) -> tuple[bool, bool]:
+    """Returns whether names have common terms, and whether hashes stand for values."""
+    settings = component.settings
+    return bool(settings.get(_NAMES)), settings.get(_VALUES) == _HASHES
 
 
 def _write(
@@ -92,12 +108,12 @@ def _write(
     index = tantivy.Index(_schema(), str(target), reuse=False)
     # One thread writes rows in their order.
     writer = index.writer(heap_size=_HEAP, num_threads=1)
-    offsets, labels = filters.labels_of_rows()
+    (offsets, labels), hashes = filters.labels_of_rows(), filters.hashes()
     with progress_bar("text", show=progress, total=len(documents)) as bar:
         for row, document in enumerate(documents):
-            own = labels[offsets[row] : offsets[row + 1]].tolist()
+            own = b" ".join(hashes[labels[offsets[row] : offsets[row + 1]]].tolist()).decode()
             text = " ".join(terms(document_text(document.title, document.text)))
-            new = tantivy.Document(text=text, labels=" ".join(map(str, own)), row=row)
+            new = tantivy.Document(text=text, labels=own, row=row)
             writer.add_document(new)
             bar.update()
     writer.commit()
@@ -106,75 +122,103 @@ def _write(
 
 def _rename_segments(target: Path) -> None:
     """Gives segments the names 1, 2, …; Tantivy's are random, and equal indexes would differ."""
-    meta = target / "meta.json"
+    meta = target / _META
     content = json.loads(meta.read_bytes())
-    for number, segment in enumerate(content["segments"], start=1):
-        old, new = UUID(segment["segment_id"]), UUID(int=number)
-        for path in target.glob(f"{old.hex}.*"):
-            path.rename(path.with_name(new.hex + path.suffix))
-        segment["segment_id"] = str(new)
+    for old, new in _renumber(content, 1).items():
+        for path in target.glob(f"{old}.*"):
+            path.rename(path.with_name(new + path.suffix))
     write_text(meta, json.dumps(content))
 
 
+def _renumber(content: dict[str, Any], number: int) -> dict[str, str]:
+    """Gives the segments in the content of a meta.json names from `number` on.
+
+    Returns the new names by the old ones, as in the names of files. Nothing in a file has them.
+    """
+    names = {}
+    for new, segment in enumerate(content["segments"], number):
+        names[UUID(segment["segment_id"]).hex] = UUID(int=new).hex
+        segment["segment_id"] = str(UUID(int=new))
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The full text of one segment: the folder that has it, and the number of its rows."""
+
+    folder: Path
+    component: Component
+    count: int
+
+
 def open_full_text(
-    parts: "Sequence[tuple[Path, IndexManifest]]", deleted: "BitMap | None" = None
+    parts: Sequence[tuple[Path, IndexManifest]], deleted: BitMap | None = None
 ) -> "LexicalIndex | None":
     """Opens the full text of a version, or returns None if it has none.
+
+    Args:
+        parts: The folder and manifest of each segment; the first one has the term list.
+        deleted: Rows that no search returns.
 
     Raises:
         IndexVersionError: If the files cannot be read, or do not have a row for each document.
     """
     folder, manifest = parts[0]
-    component = manifest.components.get(FULL_TEXT)
-    if component is None:
+    if FULL_TEXT not in manifest.components:
         return None
-    opened = LexicalIndex(folder, component, read_terms(folder, manifest, USED))
-    if opened.count != manifest.count:
-        reason = f"has {opened.count} rows instead of {manifest.count}: build the index again"
-        raise IndexVersionError.at(folder / FULL_TEXT, reason, "unreadable_full_text")
-    return opened
+    own = [Part(each, known.components[FULL_TEXT], known.count) for each, known in parts]
+    return LexicalIndex(own, read_terms(folder, manifest, USED), deleted)
 
 
 class LexicalIndex:
-    """The full text of one version; thread-safe.
+    """The full text of all segments of a version; thread-safe.
+
+    Rows count through the parts: the first of a part follows the last one of the part before.
 
     Args:
+        parts: The full text of each segment; those of older releases must be the only part.
         term_list: Words of patients; a search also finds the terms that they mean.
+        deleted: Rows that no search returns. Scores and weights are those of the index with these
+            rows, as in Lucene, until they are merged away.
 
     Attributes:
+        count: Number of rows, with the deleted ones.
         weight: Returns the weight of a term in BM25: its idf, or 0 if no document has it.
 
     Raises:
-        IndexVersionError: If the files cannot be read, or have another format.
+        IndexVersionError: If the files cannot be read, or have another format or number of rows,
+            or if one of several parts is of an older release.
     """
 
     def __init__(
         self,
-        folder: Path,
-        component: Component,
+        parts: Sequence[Part],
         term_list: TermList | None = None,
+        deleted: BitMap | None = None,
     ) -> None:
-        source = folder / FULL_TEXT
-        if component.format != FORMAT:
-            reason = f"has format {component.format} instead of {FORMAT}: build the index again"
-            raise IndexVersionError.at(source, reason, "unreadable_full_text")
-        self._terms = partial(terms, names=is_current(component))
+        _check(parts)
+        names, self._hashed = _settings(parts[0].component)
+        self._terms = partial(terms, names=names)
         self._term_list = term_list
+        self._deleted = deleted or BitMap()
         # Tantivy creates a lock file beside the files that it maps, and a version is immutable and
         # may be on a read-only disk. So it opens links to the files.
         temporary = ExitStack()
         weakref.finalize(self, temporary.close)
         links = temporary.enter_context(temporary_folder())
-        for name in component.files:
-            path = folder / name
-            (links / path.name).symlink_to(path.absolute())
+        segments = _link(parts, links)
+        firsts = accumulate((part.count for part in parts), initial=0)
+        # The first row of the part of each of Tantivy's segments, int64 [segments].
+        self._firsts = np.repeat(list(firsts)[:-1], segments)
         try:
             index = tantivy.Index.open(str(links))
             index.config_reader(reload_policy="manual")
             self._searcher = index.searcher()
         except ValueError as error:
-            reason = "is not a readable full-text index: build the index again"
-            raise IndexVersionError.at(source, reason, "unreadable_full_text") from error
+            if len(parts) > 1:
+                for part in parts:
+                    LexicalIndex([part])  # raises an error that names the part
+            raise _unreadable(parts[0], "is not a readable full-text index") from error
         self._schema = index.schema
         self.count: int = self._searcher.num_docs
         self.weight: Callable[[str], float] = lru_cache(_WEIGHTS)(self._weight_of)
@@ -197,7 +241,7 @@ class LexicalIndex:
             query: Normalised text of the query.
             k: Number of hits, at least 1.
             selection: The rows that may be found, by conditions; None for all.
-            check: Called before the search; stops it by an exception.
+            check: Called between the steps of the search; stops it by an exception.
             characters: Whether single characters of Chinese words are searched for as well. Without
                 them a search takes a third of the time.
 
@@ -217,16 +261,34 @@ class LexicalIndex:
         )
         search = any_term
         if selection:
-            clauses = [(tantivy.Occur.Must, any_term), *self._conditions(selection)]
+            clauses = [(tantivy.Occur.Must, any_term), *self._conditions(selection, check)]
             search = tantivy.Query.boolean_query(clauses)
 
         def find(wanted: int) -> ScoredRows:
-            hits = self._searcher.search(search, wanted, count=False).hits
-            rows = self._searcher.fast_field_values(_ROW, [address for _, address in hits])
-            scores = np.array([score for score, _ in hits], np.float32)
-            return scores / np.float32(highest), np.array(rows, np.int64)
+            scores, rows = self._best(search, wanted, check)
+            return scores / np.float32(highest), rows
 
-        return with_ties(find, k, k + _TIED, self.count)
+        return with_ties(find, k, k + _TIED, self.count - len(self._deleted))
+
+    def _best(self, query: tantivy.Query, wanted: int, check: Check) -> ScoredRows:
+        """Returns the best rows that are not deleted: as many as wanted, or all there are."""
+        limit = wanted
+        if self._deleted:
+            limit += _DELETED + wanted * len(self._deleted) // self.count
+        while True:
+            limit = min(limit, self.count)
+            hits = self._searcher.search(query, limit, count=False).hits
+            addresses = [address for _, address in hits]
+            rows = np.array(self._searcher.fast_field_values(_ROW, addresses), np.int64)
+            rows += self._firsts[[address.segment_ord for address in addresses]]
+            scores = np.array([score for score, _ in hits], np.float32)
+            if not self._deleted:
+                return scores, rows
+            live = np.array([row not in self._deleted for row in rows.tolist()], np.bool_)
+            if len(hits) < limit or limit == self.count or np.count_nonzero(live) >= wanted:
+                return scores[live][:wanted], rows[live][:wanted]
+            check()
+            limit *= 2
 
     def _having(self, term: str, boost: float) -> tantivy.Query:
         query = tantivy.Query.term_query(self._schema, _TEXT, term, "freq")
@@ -247,13 +309,17 @@ class LexicalIndex:
         meant = self._term_list.matches(query) if self._term_list else ()
         return dict.fromkeys(self._terms("，".join(meant), characters=False), _MEANT_WEIGHT)
 
-    def _conditions(self, selection: Selection) -> list[_Clause]:
+    def _conditions(self, selection: Selection, check: Check) -> list[_Clause]:
         """Returns what documents must and must not have to be selected, without a score."""
+        if self._hashed:
+            required = [(one.hashes, one.excluded) for one in selection.hashed(check) or ()]
+        else:
+            positions = selection.labels() or ()
+            required = [([*map(str, one.labels.tolist())], one.excluded) for one in positions]
         clauses: list[_Clause] = []
-        for required in selection.labels() or ():
-            occur = tantivy.Occur.MustNot if required.excluded else tantivy.Occur.Must
-            labels = [str(label) for label in required.labels.tolist()]
-            one = tantivy.Query.term_set_query(self._schema, _LABELS, labels)
+        for values, excluded in required:
+            occur = tantivy.Occur.MustNot if excluded else tantivy.Occur.Must
+            one = tantivy.Query.term_set_query(self._schema, _LABELS, values)
             clauses.append((occur, tantivy.Query.const_score_query(one, 0.0)))
         return clauses
 
@@ -261,6 +327,55 @@ class LexicalIndex:
         # The idf of Lucene.
         having = self._searcher.doc_freq(_TEXT, term)
         return math.log(1 + (self.count - having + 0.5) / (having + 0.5)) if having else 0.0
+
+
+def _check(parts: Sequence[Part]) -> None:
+    """Raises `IndexVersionError` if parts cannot be searched together."""
+    for part in parts:
+        if part.component.format != FORMAT:
+            reason = f"has format {part.component.format} instead of {FORMAT}"
+            raise _unreadable(part, reason)
+        if len(parts) > 1 and not is_current(part.component):
+            raise _unreadable(part, "is of an older release, and has to be the only one")
+
+
+def _link(parts: Sequence[Part], target: Path) -> list[int]:
+    """Makes one Tantivy index of links to the files of parts; returns the segments of each part.
+
+    Tantivy numbers its segments, of which a part can have several, in the order of the parts.
+    """
+    contents: list[dict[str, Any]] = []
+    number = 1
+    for part in parts:
+        content, names = _read_segments(part, number)
+        for path in map(part.folder.joinpath, part.component.files):
+            if path.stem in names:
+                link = target / f"{names[path.stem]}{path.suffix}"
+                link.symlink_to(path.absolute())
+        contents.append(content)
+        number += len(names)
+    segments = [content["segments"] for content in contents]
+    composed = contents[0] | {"segments": list(chain.from_iterable(segments))}
+    (target / _META).write_text(json.dumps(composed))
+    return list(map(len, segments))
+
+
+def _read_segments(part: Part, number: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns what `_renumber` does, and before it the content of the part's meta.json."""
+    try:
+        content = json.loads((part.folder / FULL_TEXT / _META).read_bytes())
+        names = _renumber(content, number)
+        count = sum(segment["max_doc"] for segment in content["segments"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise _unreadable(part, "is not a readable full-text index") from error
+    if count != part.count:
+        raise _unreadable(part, f"has {count} rows instead of {part.count}")
+    return content, names
+
+
+def _unreadable(part: Part, reason: str) -> IndexVersionError:
+    source = part.folder / FULL_TEXT
+    return IndexVersionError.at(source, f"{reason}: build the index again", "unreadable_full_text")
 
 
 def _schema() -> tantivy.Schema:
