@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from core.documents import DocumentReader
+from core.filter_rows import HashedRequirement
 from core.filter_table import encode_value
 from core.filters import FilterReader, RecentRows, Selection
 from core.types import Check, Conjunction, CountedValue, Document, FloatArray, RowArray, no_check
@@ -142,6 +143,16 @@ class JoinedFilters(FilterReader):
             rows = rows[~self._map.deleted[rows]]
             self._recent.put(conditions, rows)
         return rows
+
+    def hashed(self, conditions: Conjunction, check: Check = no_check) -> list[HashedRequirement]:
+        parts = [part.hashed(conditions, check) for part in self._parts]
+        return [
+            HashedRequirement(
+                list(dict.fromkeys(chain.from_iterable(one.hashes for one in same))),
+                same[0].excluded,
+            )
+            for same in zip(*parts, strict=True)
+        ]
 
     def has_numbers(self, field: str) -> bool:
         return any(field in part.fields and part.has_numbers(field) for part in self._parts)
