@@ -152,22 +152,26 @@ class Part:
 
 
 def open_full_text(
-    parts: Sequence[tuple[Path, IndexManifest]], deleted: BitMap | None = None
+    folder: Path,
+    manifest: IndexManifest,
+    parts: Sequence[Part] = (),
+    deleted: BitMap | None = None,
 ) -> "LexicalIndex | None":
     """Opens the full text of a version, or returns None if it has none.
 
     Args:
-        parts: The folder and manifest of each segment; the first one has the term list.
+        folder: Has the full text and the term list of `manifest`.
+        parts: The full text of each segment, that in `folder` first; by default this one only.
         deleted: Rows that no search returns.
 
     Raises:
         IndexVersionError: If the files cannot be read, or do not have a row for each document.
     """
-    folder, manifest = parts[0]
-    if FULL_TEXT not in manifest.components:
+    component = manifest.components.get(FULL_TEXT)
+    if component is None:
         return None
-    own = [Part(each, known.components[FULL_TEXT], known.count) for each, known in parts]
-    return LexicalIndex(own, read_terms(folder, manifest, USED), deleted)
+    parts = parts or [Part(folder, component, manifest.count)]
+    return LexicalIndex(parts, read_terms(folder, manifest, USED), deleted)
 
 
 class LexicalIndex:

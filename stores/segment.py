@@ -16,6 +16,7 @@ from core.versions import Part, read_parts
 from stores.base import Vectors, VectorStore
 from stores.faiss.store import FaissStore
 from stores.lexical import LexicalIndex, open_full_text
+from stores.lexical import Part as TextPart
 from stores.segments import (
     JoinedDocuments,
     JoinedFilters,
@@ -96,10 +97,21 @@ def open_segments(
         JoinedDocuments([one.documents for one in open_parts], rows),
         JoinedFilters([one.filters for one in open_parts], manifest.filter_fields, rows),
         JoinedVectors([one.vectors for one in open_parts], rows),
-        open_full_text([(part.folder, part.manifest) for part in parts], deleted),
+        _open_full_text(parts, deleted),
         JoinedTokens(tokens, rows) if len(tokens) == len(parts) else None,
     )
     return Segments(joined, parts, each)
+
+
+def _open_full_text(parts: Sequence[Part], deleted: BitMap) -> LexicalIndex | None:
+    base = parts[0]
+    if FULL_TEXT not in base.manifest.components:
+        return None
+    texts = [
+        TextPart(part.folder, part.manifest.components[FULL_TEXT], part.manifest.count)
+        for part in parts
+    ]
+    return open_full_text(base.folder, base.manifest, texts, deleted)
 
 
 def read_deleted(folder: Path, manifest: IndexManifest) -> BitMap:
@@ -138,7 +150,7 @@ def open_segment(
             folder, f"{found}: build the index again", "wrong_document_count", **counts
         )
     values = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields, manifest.count)
-    text = open_full_text([(folder, manifest)]) if full_text else None
+    text = open_full_text(folder, manifest) if full_text else None
     tokens = open_token_vectors(folder, manifest)
     # Last, because a GPU may have to give up the vectors of the version that is served.
     vectors = store.open(folder, manifest)

@@ -145,13 +145,14 @@ class JoinedFilters(FilterReader):
         return rows
 
     def hashed(self, conditions: Conjunction, check: Check = no_check) -> list[HashedRequirement]:
-        parts = [part.hashed(conditions, check) for part in self._parts]
+        # In all segments the same is required, but of ranges those numbers that each has.
+        required = zip(*(part.hashed(conditions, check) for part in self._parts), strict=True)
         return [
             HashedRequirement(
                 list(dict.fromkeys(chain.from_iterable(one.hashes for one in same))),
                 same[0].excluded,
             )
-            for same in zip(*parts, strict=True)
+            for same in required
         ]
 
     def has_numbers(self, field: str) -> bool:

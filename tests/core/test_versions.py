@@ -202,7 +202,7 @@ def test_a_manifest_with_an_invalid_field_is_an_error(
         read_manifest(folder)
 
 
-@pytest.mark.parametrize("schema", [0, 3, 2.5, "x", None])
+@pytest.mark.parametrize("schema", [0, 4, 2.5, "x", None])
 def test_a_manifest_of_another_schema_is_an_error(tmp_path: Path, schema: Any) -> None:
     folder = make_version(tmp_path, "1", schema_version=schema, surprise=1)
     with raises(IndexVersionError, "unsupported_schema", schema=schema):

@@ -422,7 +422,7 @@ def test_full_text_of_an_older_release_is_searched_as_it_is_until_an_update(
 ) -> None:
     def found(manifest: IndexManifest) -> dict[str, list[int]]:
         folder = folder_of(options, manifest)
-        full_text = open_full_text([(folder, manifest)])
+        full_text = open_full_text(folder, manifest)
         assert full_text
         names = ("CA125", "CA-125")
         return {name: full_text.search(name, 2)[1].tolist() for name in names}

@@ -459,7 +459,7 @@ def test_the_event_loop_runs_while_the_service_ends_during_a_reload(
     client = serve()
     served_index = client.app.state.service.catalog.served  # type: ignore[attr-defined]
 
-    def load(_: Path) -> Any:
+    def load(_: Path, **_options: Any) -> Any:
         started.set()
         assert release.wait(30)
         raise RuntimeError("abandoned")

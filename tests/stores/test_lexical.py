@@ -39,7 +39,7 @@ def folder(build_version: Builder, records: list[dict[str, Any]], tmp_path: Path
 def opened(folder: Path) -> tuple[LexicalIndex, FilterReader, list[Document]]:
     manifest = read_manifest(folder)
     filters = FilterReader(folder / "filters.arrow", manifest.filter_fields, manifest.count)
-    index = open_full_text([(folder, manifest)])
+    index = open_full_text(folder, manifest)
     assert index
     return index, filters, list(DocumentReader(folder / FILE_NAME))
 
@@ -161,7 +161,7 @@ def test_equal_documents_have_equal_files(build_version: Builder) -> None:
 def test_a_version_without_full_text_has_none(build_version: Builder, tmp_path: Path) -> None:
     manifest = build_version(make_records(10), full_text=False)
     folder = tmp_path / "indexes" / "test" / manifest.version
-    assert open_full_text([(folder, manifest)]) is None
+    assert open_full_text(folder, manifest) is None
     assert not (folder / FULL_TEXT).exists()
     assert manifest.fusion == {}
 
@@ -194,4 +194,4 @@ def _of_fewer_rows(_: Path, manifest: IndexManifest) -> IndexManifest:
 def test_files_that_do_not_match_are_an_error(folder: Path, change: Any) -> None:
     manifest = read_manifest(folder)
     with raises(IndexVersionError, "unreadable_full_text"):
-        open_full_text([(folder, change(folder, manifest))])
+        open_full_text(folder, change(folder, manifest))

@@ -25,7 +25,7 @@ def folder(build_version: Builder, tmp_path: Path) -> Path:
 
 
 def opened(folder: Path) -> LexicalIndex:
-    index = open_full_text([(folder, read_manifest(folder))])
+    index = open_full_text(folder, read_manifest(folder))
     assert index
     return index
 
