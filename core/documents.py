@@ -171,9 +171,7 @@ class DocumentReader:
         if not self.chunked:
             return {id_: range(row, row + 1) for id_, row in self._join("id", ids).items()}
         last = self._join("parent", ids)
-        return {
-            id_: range(row - int(self._chunks[row]), row + 1) for id_, row in last.items()
-        }
+        return {id_: range(row - int(self._chunks[row]), row + 1) for id_, row in last.items()}
 
     def find_rows(self, ids: Sequence[str]) -> dict[str, int]:
         """Returns the rows of the documents or chunks with some of these different ids, by id."""

@@ -8,8 +8,8 @@ The lock for changes is held for moments: by a live write, by a build or update 
 and by activate, rollback, prune and migrate. What is decided from `CURRENT` is done before it is
 released.
 
-The lock for builds is held by a build, update or merge from start to end. Versions can be activated and
-pruned in the meantime. It is taken before the lock for changes.
+The lock for builds is held by a build, update or merge from start to end. Versions can be activated
+and pruned in the meantime. It is taken before the lock for changes.
 """
 
 from collections.abc import Iterator
@@ -126,7 +126,7 @@ class IndexWriter(IndexFolder):
             self.check_base(base)
             known = {
                 "parent": self._active_or_none(),
-                "number": max(self.numbers().values(), default=0) + 1,
+                "number": self.next_number(),
             }
             manifest = manifest.model_copy(update=known)
             write_manifest(folder, manifest)
@@ -138,6 +138,10 @@ class IndexWriter(IndexFolder):
         folder.rename(self.version(version))
         sync(self.path)
         self.switch(version)
+
+    def next_number(self) -> int:
+        """Returns the number of the next version; the index is locked for changes."""
+        return max(self.numbers().values(), default=0) + 1
 
     def switch(self, version: str) -> None:
         """Activates a version, first in its store, then in `CURRENT`; the index is locked."""

@@ -20,8 +20,8 @@ from core.manifest import IndexManifest, UpdateRecord
 from core.types import Document
 from indexer.build import BuildOptions, EncodedCorpus, Source, build
 from indexer.corpus import Location
-from indexer.live.state import IndexState, contents, own_id
 from indexer.staging import REJECTS, StagedCorpus, stage, write_staged
+from indexer.state import IndexState, contents, own_id
 from indexer.vector_cache import version_vectors
 from stores.token_vectors import token_vector_spec
 

@@ -15,8 +15,8 @@ from core.shards import ShardedTokens, ShardedVectors, complete_shards
 from core.types import FloatArray, RowArray
 from indexer.digests import DIGEST, digest
 from indexer.encoding import Known, VectorCache
-from indexer.live.state import IndexState
 from indexer.staging import read_staged, row_texts, unique_text_rows
+from indexer.state import IndexState
 
 
 def vector_cache(

@@ -4,7 +4,6 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 
@@ -12,23 +11,22 @@ import numpy as np
 from pyroaring import BitMap
 
 from core import documents
-from core.canaries import check_canaries
 from core.documents import DocumentReader
 from core.encoders import Encoder
 from core.errors import CorpusError
 from core.locks import exclusive
-from core.manifest import IndexManifest, UpdateRecord
+from core.manifest import IndexManifest, SegmentFacts, UpdateRecord
 from core.shards import ShardedTokens, ShardedVectors
 from core.types import Document
 from indexer.build import BuildOptions, EncodedCorpus, Source, build_folder, encode_locked
 from indexer.encoding import VectorCache
 from indexer.live.joining import join, segments_to_join
 from indexer.live.segment import NewSegment, write_segment
-from indexer.live.state import IndexState, contents, own_id
 from indexer.live.version import Changed, compose, publish
-from indexer.publication import BUILD_WAIT
+from indexer.publication import BUILD_WAIT, IndexWriter
 from indexer.rewriting import StagedAdditions, stage_documents
 from indexer.staging import vector_of_row
+from indexer.state import IndexState, contents, own_id
 from indexer.vector_cache import rows_vectors
 
 # Vectors that are added to the new file at a time.
@@ -136,7 +134,6 @@ def add_segment(
     """
     started = time.perf_counter()
     index = options.index
-    check_canaries(encoders[1], state.manifest.canaries)
     additions.check_ids()
     facts = [state.manifest.version, added.staged.checksum if added else None, sorted(deleted)]
     source = Source(
@@ -195,7 +192,7 @@ def known_vectors(state: IndexState, removed: BitMap) -> VectorCache | None:
 
 
 def _now(
-    index,
+    index: IndexWriter,
     state: IndexState,
     additions: Additions,
     added: StagedAdditions | None,
@@ -221,7 +218,7 @@ def _now(
 
 def _write(
     target: Path, options: BuildOptions, base: IndexManifest, encoded: EncodedCorpus
-) -> tuple[object, str]:
+) -> tuple[SegmentFacts, str]:
     reader = DocumentReader(encoded.folder / documents.FILE_NAME)
     vector_of = vector_of_row(encoded.folder)
     rows: Iterator[Document] = iter(reader)

@@ -11,8 +11,8 @@ from core.files import sync, sync_folder
 from core.manifest import TOKENS, SegmentEntry
 from core.types import FloatArray, RowArray
 from indexer.live.segment import NewSegment, write_segment
-from indexer.live.state import IndexState
 from indexer.publication import IndexWriter
+from indexer.state import IndexState
 
 # Segments of about the same size that are joined; a size is a power of it.
 TIER = 8

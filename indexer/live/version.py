@@ -23,8 +23,8 @@ from core.manifest import (
 from core.versions import write_new_manifest
 from indexer.live.joining import Joined
 from indexer.live.segment import NewSegment, file_record
-from indexer.live.state import IndexState
 from indexer.publication import IndexWriter
+from indexer.state import IndexState
 from stores.segment import Segment
 
 
@@ -128,7 +128,10 @@ def _corpus(
 ) -> CorpusRecord:
     """Returns the record of a corpus; texts of deleted documents count until they are merged."""
     old, record = state.manifest.corpus, changed.record
-    facts = [[(e.folder, e.sha256) for e in entries], hashlib.sha256(deleted.serialize()).hexdigest()]
+    facts = [
+        [(e.folder, e.sha256) for e in entries],
+        hashlib.sha256(deleted.serialize()).hexdigest(),
+    ]
     texts = min(old.unique_texts + changed.encoded, count)
     known = {
         "checksum": hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
