@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from care import extras
 from care.corpora import Corpus, corpus_path
 from care.options import IndexOptions, vector_stores
 from core.choices import Backend, Dtype
@@ -337,6 +338,8 @@ def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[
             flag = f"--{given[0].replace('_', '-')}"
             message = f"{flag} needs --{what} {' or '.join(able)}; the {what} is {chosen}"
             raise CareError(message, code="option_not_taken", option=flag)
+    if options.ocr:
+        extras.require("ocr")
     if options.chunk_overlap and not options.chunk_tokens:
         message = "--chunk-overlap needs --chunk-tokens"
         raise CareError(message, code="option_not_taken", option="--chunk-overlap")

@@ -76,6 +76,14 @@ class JsonDocument(NamedTuple):
     chunk: bytes
 
 
+class ListedDocument(NamedTuple):
+    """A document as a list shows it; `chunks` is None in an index without chunks."""
+
+    id: str
+    title: str
+    chunks: int | None
+
+
 class DocumentReader:
     """Random access to the documents of an index; the file is memory-mapped.
 
@@ -196,6 +204,17 @@ class DocumentReader:
         batch, at = self._locate(row)
         return batch.metadata(at)
 
+    def listed(self, start: int, limit: int) -> list[ListedDocument]:
+        """Returns at most `limit` documents that begin in row `start` or later, in row order."""
+        rows = self._beginning(start)[:limit].tolist()
+        return [batch.listed(at) for batch, at in map(self._locate, rows)]
+
+    def _beginning(self, start: int) -> RowArray:
+        """Returns the rows from `start` on in which a document begins, int64 [n]."""
+        if self.chunked:
+            return start + np.flatnonzero(self._chunks[start:] == 0)
+        return np.arange(start, self._count)
+
     def first_chunks(self, rows: RowArray) -> RowArray:
         """Returns the row of the first chunk of each row's document, int64 [n]."""
         return rows - self._chunks[rows] if self.chunked else rows
@@ -244,6 +263,10 @@ class _Rows:
     def metadata(self, at: int) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._metadata[at])
         return found
+
+    def listed(self, at: int) -> ListedDocument:
+        parent, _, chunks = (c[at].as_py() for c in self._chunks) if self._chunks else (None,) * 3
+        return ListedDocument(self.ids[at] if parent is None else parent, self._titles[at], chunks)
 
     def json(self, at: int) -> JsonDocument:
         chunk = b""

@@ -93,6 +93,7 @@ class BuildOptions:
     corpus: str  # a file, a folder, or a glob
     name: str
     fields: FieldNames = FieldNames()  # noqa: RUF009  # of files that have other fields
+    ocr: bool = False  # whether the text of scanned pages is recognized
     indexes: Path = DEFAULT_INDEXES
     builds: Path = DEFAULT_BUILDS
     factory: str | None = None
@@ -127,7 +128,7 @@ class BuildOptions:
 
     @property
     def reading(self) -> Reading:
-        return Reading(corpus_root(self.corpus), self.fields)
+        return Reading(corpus_root(self.corpus), self.fields, self.ocr)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ import httpx2
 from core.errors import CareError
 from core.loopback import is_local
 
+_CONNECTIONS = 32
+
 Client = TypeVar("Client", bound=httpx2.Client | httpx2.AsyncClient)
 
 
@@ -48,6 +50,29 @@ def http_client(kind: Callable[..., Client], url: str, **options: Any) -> Client
             "http://host:port, install the package socksio for a SOCKS proxy, or unset it"
         )
         raise CareError(message, code="bad_proxy") from error
+
+
+def client_of(setting: str, url: str, key: str, route: str) -> tuple[str, httpx2.AsyncClient]:
+    """Returns the address of a route and a client of the server of a service's settings.
+
+    Args:
+        setting: The beginning of both settings, such as `CARE_CHAT`.
+        url: Address of the server, with or without `/v1`.
+        key: Key of the server, or "".
+
+    Raises:
+        CareError: If the address, the key or the proxy of the environment is not valid.
+    """
+    address, headers = route_url(url, route), authorization(key)
+    if address is None:
+        # Not quoted, because it can contain a password.
+        message = f"{setting}_URL is not an address such as http://host:8080/v1"
+        raise CareError(message, code="invalid_setting", name=f"{setting}_URL")
+    if headers is None:
+        message = f"{setting}_KEY contains spaces or is not ASCII"
+        raise CareError(message, code="invalid_setting", name=f"{setting}_KEY")
+    limits = httpx2.Limits(max_connections=_CONNECTIONS)
+    return address, http_client(httpx2.AsyncClient, address, headers=headers, limits=limits)
 
 
 async def post(

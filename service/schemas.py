@@ -235,37 +235,6 @@ class IndexReference(BaseModel):
     version: str
 
 
-class PassageResponse(BaseModel):
-    """A chunk of a document."""
-
-    id: str = Field(description="Id of the chunk.")
-    chunk: int = Field(description="Number of the chunk in its document, from 0.")
-    text: str
-
-
-class DocumentResponse(BaseModel):
-    """A document, or a chunk of one."""
-
-    id: str
-    title: str
-    text: str | None = Field(
-        description="The text; null for a document that is split: `passages` have its text."
-    )
-    metadata: dict[str, Any]
-    parent: str | None = Field(
-        None, description="Id of the chunk's document, in an index of chunks."
-    )
-    chunk: int | None = Field(None, description="Number of the chunk in its document, from 0.")
-    chunks: int | None = Field(
-        None, description="Number of chunks of the document, in an index of chunks."
-    )
-    passages: list[PassageResponse] = Field(
-        description="The chunks of a document that is split, in order; neighbours can share "
-        "sentences. Empty for a chunk or a document that is not split."
-    )
-    index: IndexReference
-
-
 class SearchResponse(BaseModel):
     """The hits for one query, best first."""
 

@@ -7,6 +7,7 @@ together, as if they had been written as one.
 
 import json
 import math
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -31,7 +32,7 @@ from core.progress import progress_bar
 from core.scratch import temporary_folder
 from core.terms import TermList
 from core.text import document_text
-from core.types import Check, no_check
+from core.types import Check, RowArray, no_check
 from stores.base import ScoredRows
 from stores.order import with_ties
 from stores.term_list import USED, read_terms
@@ -60,6 +61,11 @@ _WEIGHTS = 1 << 16
 _TIED = 64
 # Further hits of a search that are to make up for deleted rows, beside their share of all rows.
 _DELETED = 16
+# With more hashes than this, a requirement of a filter may be left to the rows of the hits: Tantivy
+# takes 5 µs for each, as long as for a few hits.
+_MANY_HASHES = 1024
+# Where links to files are made, if it exists: on a disk each waits for what others write to it.
+_IN_MEMORY = Path("/dev/shm")
 # Memory of the writer before it starts another segment [bytes].
 _HEAP = 128 << 20
 
@@ -209,7 +215,8 @@ class LexicalIndex:
         # may be on a read-only disk. So it opens links to the files.
         temporary = ExitStack()
         weakref.finalize(self, temporary.close)
-        links = temporary.enter_context(temporary_folder())
+        in_memory = os.access(_IN_MEMORY, os.W_OK | os.X_OK)
+        links = temporary.enter_context(temporary_folder(_IN_MEMORY if in_memory else None))
         segments = _link(parts, links)
         firsts = accumulate((part.count for part in parts), initial=0)
         # The first row of the part of each of Tantivy's segments, int64 [segments].
@@ -263,19 +270,25 @@ class LexicalIndex:
         any_term = tantivy.Query.boolean_query(
             [(tantivy.Occur.Should, self._having(term, boost)) for term, boost in wanted.items()]
         )
-        search = any_term
+        search, within = any_term, None
         if selection:
-            clauses = [(tantivy.Occur.Must, any_term), *self._conditions(selection, check)]
+            conditions, within = self._conditions(selection, k, check)
+            clauses = [(tantivy.Occur.Must, any_term), *conditions]
             search = tantivy.Query.boolean_query(clauses)
 
         def find(wanted: int) -> ScoredRows:
-            scores, rows = self._best(search, wanted, check)
+            scores, rows = self._best(search, wanted, within, check)
             return scores / np.float32(highest), rows
 
         return with_ties(find, k, k + _TIED, self.count - len(self._deleted))
 
-    def _best(self, query: tantivy.Query, wanted: int, check: Check) -> ScoredRows:
-        """Returns the best rows that are not deleted: as many as wanted, or all there are."""
+    def _best(
+        self, query: tantivy.Query, wanted: int, within: RowArray | None, check: Check
+    ) -> ScoredRows:
+        """Returns the best rows that are not deleted: as many as wanted, or all there are.
+
+        If `within` is given, rows in ascending order, they are among these.
+        """
         limit = wanted
         if self._deleted:
             limit += _DELETED + wanted * len(self._deleted) // self.count
@@ -286,11 +299,13 @@ class LexicalIndex:
             rows = np.array(self._searcher.fast_field_values(_ROW, addresses), np.int64)
             rows += self._firsts[[address.segment_ord for address in addresses]]
             scores = np.array([score for score, _ in hits], np.float32)
-            if not self._deleted:
+            if within is None and not self._deleted:
                 return scores, rows
-            live = np.array([row not in self._deleted for row in rows.tolist()], np.bool_)
-            if len(hits) < limit or limit == self.count or np.count_nonzero(live) >= wanted:
-                return scores[live][:wanted], rows[live][:wanted]
+            kept = np.array([row not in self._deleted for row in rows.tolist()], np.bool_)
+            if within is not None:
+                kept &= np.isin(rows, within, assume_unique=True)
+            if len(hits) < limit or limit == self.count or np.count_nonzero(kept) >= wanted:
+                return scores[kept][:wanted], rows[kept][:wanted]
             check()
             limit *= 2
 
@@ -313,10 +328,22 @@ class LexicalIndex:
         meant = self._term_list.matches(query) if self._term_list else ()
         return dict.fromkeys(self._terms("，".join(meant), characters=False), _MEANT_WEIGHT)
 
-    def _conditions(self, selection: Selection, check: Check) -> list[_Clause]:
-        """Returns what documents must and must not have to be selected, without a score."""
+    def _conditions(
+        self, selection: Selection, k: int, check: Check
+    ) -> tuple[list[_Clause], RowArray | None]:
+        """Returns what documents must and must not have to be selected, without a score.
+
+        If a requirement is left out, as it costs more than the further hits of a search without it,
+        the rows that are selected are returned as well.
+        """
+        within: RowArray | None = None
         if self._hashed:
             required = [(one.hashes, one.excluded) for one in selection.hashed(check) or ()]
+            # Each value has a row, so about `k * count / hashes` hits have k of the rows.
+            most = max(_MANY_HASHES, math.isqrt(k * self.count))
+            fitting = [one for one in required if len(one[0]) <= most]
+            if len(fitting) < len(required):
+                required, within = fitting, selection.rows(check)
         else:
             positions = selection.labels() or ()
             required = [([*map(str, one.labels.tolist())], one.excluded) for one in positions]
@@ -325,7 +352,7 @@ class LexicalIndex:
             occur = tantivy.Occur.MustNot if excluded else tantivy.Occur.Must
             one = tantivy.Query.term_set_query(self._schema, _LABELS, values)
             clauses.append((occur, tantivy.Query.const_score_query(one, 0.0)))
-        return clauses
+        return clauses, within
 
     def _weight_of(self, term: str) -> float:
         # The idf of Lucene.
@@ -352,10 +379,10 @@ def _link(parts: Sequence[Part], target: Path) -> list[int]:
     number = 1
     for part in parts:
         content, names = _read_segments(part, number)
-        for path in map(part.folder.joinpath, part.component.files):
+        folder = part.folder.absolute()
+        for path in map(folder.joinpath, part.component.files):
             if path.stem in names:
-                link = target / f"{names[path.stem]}{path.suffix}"
-                link.symlink_to(path.absolute())
+                (target / f"{names[path.stem]}{path.suffix}").symlink_to(path)
         contents.append(content)
         number += len(names)
     segments = [content["segments"] for content in contents]

@@ -14,15 +14,13 @@ from urllib.parse import urlsplit
 import httpx2
 
 from core.breaker import Breaker, BreakerState, UnavailableError
-from core.errors import CareError
-from models.servers import BadResponseError, authorization, http_client, limit_body, route_url
+from models.servers import BadResponseError, client_of, limit_body
 
 _LOG = logging.getLogger("care.service")
 
 # Most bytes of a streamed answer with what stands around each piece, and most tokens of it.
 _MAX_BYTES = 1 << 20
 _MAX_TOKENS = 1024
-_CONNECTIONS = 32
 _FAILURES = (TimeoutError, httpx2.RequestError)
 
 
@@ -44,25 +42,11 @@ class ChatServer:
     """
 
     def __init__(self, url: str, model: str, api_key: str, timeout: float) -> None:
-        address, headers = route_url(url, "chat/completions"), authorization(api_key)
-        if address is None:
-            # Not quoted, because it can contain a password.
-            message = "CARE_CHAT_URL is not an address such as http://host:8001/v1"
-            raise CareError(message, code="invalid_setting", name="CARE_CHAT_URL")
-        if headers is None:
-            message = "CARE_CHAT_KEY contains spaces or is not ASCII"
-            raise CareError(message, code="invalid_setting", name="CARE_CHAT_KEY")
-        self.host = urlsplit(address).netloc
-        self._url = address
+        self._url, self._client = client_of("CARE_CHAT", url, api_key, "chat/completions")
+        self.host = urlsplit(self._url).netloc
         self._model = model
         self._timeout = timeout
         self._breaker = Breaker("the server of CARE_CHAT_URL")
-        self._client = http_client(
-            httpx2.AsyncClient,
-            address,
-            headers=headers,
-            limits=httpx2.Limits(max_connections=_CONNECTIONS),
-        )
 
     async def answer(self, messages: Sequence[Mapping[str, str]]) -> AsyncGenerator[str, None]:
         """Yields the pieces of an answer to messages, as they arrive.

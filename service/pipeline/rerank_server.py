@@ -12,14 +12,12 @@ import numpy as np
 from pydantic import BaseModel
 
 from core.breaker import Breaker, UnavailableError
-from core.errors import CareError
 from core.types import FloatArray
-from models.servers import BadResponseError, authorization, http_client, post, route_url
+from models.servers import BadResponseError, client_of, post
 
 # Most bytes of a response besides the documents, which some servers return.
 _OTHER_BYTES = 1 << 20
 _UTF8_BYTES = 4
-_CONNECTIONS = 32
 _FAILURES = (TimeoutError, httpx2.RequestError)
 
 
@@ -52,26 +50,12 @@ class RerankServer:
         breaker: Breaker,
         truncate_tokens: int | None = None,
     ) -> None:
-        address, headers = route_url(url, "rerank"), authorization(api_key)
-        if address is None:
-            # Not quoted, because it can contain a password.
-            message = "CARE_RERANK_URL is not an address such as http://host:8080/v1"
-            raise CareError(message, code="invalid_setting", name="CARE_RERANK_URL")
-        if headers is None:
-            message = "CARE_RERANK_KEY contains spaces or is not ASCII"
-            raise CareError(message, code="invalid_setting", name="CARE_RERANK_KEY")
-        self._url = address
+        self._url, self._client = client_of("CARE_RERANK", url, api_key, "rerank")
         self._body: dict[str, Any] = {"model": model} if model else {}
         if truncate_tokens:
             self._body["truncate_prompt_tokens"] = truncate_tokens
         self._timeout = timeout
         self._breaker = breaker
-        self._client = http_client(
-            httpx2.AsyncClient,
-            address,
-            headers=headers,
-            limits=httpx2.Limits(max_connections=_CONNECTIONS),
-        )
 
     async def scores(self, query: str, texts: Sequence[str]) -> FloatArray:
         """Returns the score of each text for a query, float32 [n].

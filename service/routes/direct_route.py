@@ -30,22 +30,23 @@ _DECLARED = (
     *("dependencies", "websocket_param_name", "http_connection_param_name"),
     *("response_param_name", "background_tasks_param_name", "security_scopes_param_name"),
 )
-_READ = ("path_params", "header_params", "body_params", "dependencies")
+_READ = ("path_params", "query_params", "header_params", "body_params", "dependencies")
 
 
 class DirectRoute(APIRoute):
-    """A route whose function takes the request, path parameters, headers and a JSON body.
+    """A route whose function takes the request, path and query parameters, headers and a JSON body.
 
     Its only dependency is one of `Roles`, which says who may call it and is checked first. Path,
-    headers and body are read next. The function returns a value, which is sent as JSON; JSON in
-    bytes; an asynchronous generator of the parts of JSON; or a `Response`. A generator is closed
+    query, headers and body are read next. The function returns a value, which is sent as JSON; JSON
+    in bytes; an asynchronous generator of the parts of JSON; or a `Response`. A generator is closed
     when the last part is sent or the client is gone. Several parts are sent as they are made, each
     when the client has room for it.
 
     A route of GET answers HEAD too, without documenting it; the server leaves out the content.
 
-    TypeError if no role is declared, or the function declares a parameter that this class does not
-    read: OpenAPI would document it, and requests would ignore it.
+    TypeError if no role is declared, a parameter of the query has no default, or the function
+    declares a parameter that this class does not read: OpenAPI would document it, and requests
+    would ignore it.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -55,7 +56,10 @@ class DirectRoute(APIRoute):
         hints = get_type_hints(endpoint, include_extras=True)
         self._admit = dependant.dependencies[0].call
         self._paths = [(f.name, f.alias, TypeAdapter(hints[f.name])) for f in dependant.path_params]
-        # A header is text: `strict` would reject its numbers.
+        # Queries and headers are text: `strict` would reject their numbers.
+        self._queries = [
+            (f.name, f.alias, TypeAdapter(hints[f.name])) for f in dependant.query_params
+        ]
         self._headers = [
             (f.name, f.alias, f.alias.lower().encode(), TypeAdapter(hints[f.name]))
             for f in dependant.header_params
@@ -98,6 +102,9 @@ class DirectRoute(APIRoute):
             arguments[self._wants_request] = request
         for name, alias, type_ in self._paths:
             arguments[name] = validated(type_, request.path_params[alias], alias)
+        for name, alias, type_ in self._queries:
+            if (value := request.query_params.get(alias)) is not None:
+                arguments[name] = validated(type_, value, alias)
         for name, alias, key, type_ in self._headers:
             if (value := header(scope, key)) is not None:
                 arguments[name] = validated(type_, value, alias)
@@ -130,6 +137,8 @@ def _check(dependant: Dependant, endpoint: Callable[..., Any]) -> None:
     unread = [name for name in _DECLARED if name not in _READ and getattr(dependant, name)]
     if len(dependant.body_params) > 1:
         unread.append("a second body")
+    if any(field.field_info.is_required() for field in dependant.query_params):
+        unread.append("a parameter of the query without a default")
     if unread:
         raise TypeError(f"{endpoint} declares parameters that DirectRoute does not read: {unread}")
 

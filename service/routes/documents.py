@@ -1,4 +1,4 @@
-"""A document by its id: found in an index version, and as JSON."""
+"""Documents by their ids: found in an index version, listed, and as JSON."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic_core import to_json
 
+from core.documents import ListedDocument
 from core.types import Conjunction, CountedValue, RowArray
 from search.snapshot import Snapshot
 from service.errors import RequestError
@@ -28,7 +29,25 @@ async def find(
     def found() -> range:
         return index.segment.documents.find(id_, rows_within(index, within) if within else None)
 
-    rows = await before(deadline, engine.run(found))
+    return _known(await before(deadline, engine.run(found)))
+
+
+def listed_after(
+    index: Snapshot, id_: str | None, limit: int
+) -> tuple[list[ListedDocument], str | None]:
+    """Returns at most `limit` documents, and the id of the last one if others follow it.
+
+    They are the first ones, or those behind the document or chunk with an id: RequestError if none
+    has it. Only for callers who may see all documents.
+    """
+    documents = index.segment.documents
+    start = 0 if id_ is None else _known(documents.find(id_))[-1] + 1
+    listed = documents.listed(start, limit + 1)
+    found = listed[:limit]
+    return found, found[-1].id if len(listed) > limit else None
+
+
+def _known(rows: range) -> range:
     if not rows:
         message = "no document or chunk of the served index version has this id"
         raise RequestError("unknown_document", message)

@@ -250,6 +250,21 @@ def test_an_id_is_one_segment_of_the_path(kind: str, id_: str, path: bytes) -> N
 
 
 @both
+def test_documents_are_listed_with_escaped_parameters(kind: str) -> None:
+    listed = {"documents": [{"id": "d", "title": "t"}], "next": "d", "total": 2, "newer": 1}
+    script = Script(*(httpx2.Response(200, json=listed) for _ in range(2)))
+    response = call(script, kind, "documents")
+    assert [(one.id, one.chunks) for one in response.documents] == [("d", None)]
+    assert (response.next, response.total) == ("d", 2)
+    call(script, kind, "documents", limit=5, after="a&limit=9")
+    targets = [request.url.raw_path for request in script.requests]
+    assert targets == [b"/documents", b"/documents?limit=5&after=a%26limit%3D9"]
+    with pytest.raises(InvalidRequestError) as caught:
+        call(script, kind, "documents", after=["d"])
+    assert [error.field for error in caught.value.errors] == ["after"]
+
+
+@both
 def test_an_unknown_document_is_an_error_and_is_not_asked_for_again(kind: str) -> None:
     script = Script(problem(404, "unknown_document"))
     with pytest.raises(InvalidRequestError) as caught:

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
-from fastapi import Depends, FastAPI, Header, Request
+from fastapi import Depends, FastAPI, Header, Query, Request
 from fastapi.routing import APIRoute, APIRouter
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
@@ -48,21 +48,31 @@ def client_of(router: APIRouter) -> TestClient:
     return TestClient(app)
 
 
-def test_a_route_reads_path_headers_and_body() -> None:
+def test_a_route_reads_path_query_headers_and_body() -> None:
     router = routes_for(Depends(Anyone()))
 
     @router.post("/all/{name}")
     async def read(
-        request: Request, name: str, body: Body, number: Annotated[int, Header()] = 7
+        request: Request,
+        name: str,
+        body: Body,
+        number: Annotated[int, Header()] = 7,
+        limit: Annotated[int, Query(ge=1)] = 2,
     ) -> Any:
-        return {"path": request.url.path, "name": name, "text": body.text, "number": number}
+        read = {"path": request.url.path, "name": name, "text": body.text}
+        return read | {"number": number, "limit": limit}
 
     client = client_of(router)
     response = client.post("/all/b%20c", json={"text": "a"}).json()
-    assert response == {"path": "/all/b c", "name": "b c", "text": "a", "number": 7}
+    assert response == {"path": "/all/b c", "name": "b c", "text": "a", "number": 7, "limit": 2}
     headers = {"number": "3"}
     response = client.post("/all/b", json={"text": "a"}, headers=headers).json()
     assert response["number"] == 3
+    response = client.post("/all/b?limit=5&other=1", json={"text": "a"}).json()
+    assert response["limit"] == 5
+    with raises(RequestError, "invalid_request") as caught:
+        client.post("/all/b?limit=0", json={"text": "a"})
+    assert [error.field for error in caught.value.errors] == ["limit"]
 
 
 @pytest.mark.parametrize("parts", [[b'{"a":1}'], [b'{"a"', b":", b"1}"]])

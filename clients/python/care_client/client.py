@@ -25,6 +25,7 @@ from care_client.exchange import (
     Request,
     checked,
     number,
+    parameters,
     read,
     search_bodies,
     segment,
@@ -160,6 +161,20 @@ class Client:
             "GET", self._connection.of_index(f"/documents/{segment('id', id)}"), deadline=True
         )
         return self._call(contract.DocumentResponse, call, timeout)
+
+    def documents(
+        self, *, limit: int | None = None, after: str | None = None, timeout: float | None = None
+    ) -> contract.DocumentsResponse:
+        """Lists documents of the index, in the order of its corpus; needs an admin key.
+
+        Args:
+            limit: Most documents of the response, at most 100; by default 20.
+            after: Id of the document that the list begins behind, such as `next` of the last
+                response; None for the first ones.
+            timeout: Time of the call [s].
+        """
+        path = self._connection.of_index("/documents") + parameters(limit=limit, after=after)
+        return self._call(contract.DocumentsResponse, Call("GET", path, deadline=True), timeout)
 
     def index(self, *, timeout: float | None = None) -> contract.IndexResponse:
         """Describes the index version that is served, and lists its filters."""

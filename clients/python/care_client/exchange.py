@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from numbers import Integral, Real
 from typing import Any, Self, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx2
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -303,6 +303,19 @@ def segment(name: str, text: str) -> str:
         raise invalid(name, "is no text")
     # httpx2 would resolve the segments "." and "..". No stored text has an unpaired surrogate.
     return quote(text, safe="", errors="surrogatepass").replace(".", "%2E")
+
+
+def parameters(**values: str | int | None) -> str:
+    """Returns the query of an address, with its `?`, for the arguments that are not None.
+
+    Raises:
+        InvalidRequestError: If one is neither text nor a whole number.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    for name, value in given.items():
+        if not isinstance(value, str | int):
+            raise invalid(name, "is neither text nor a whole number")
+    return "?" + urlencode(given, errors="surrogatepass") if given else ""
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:

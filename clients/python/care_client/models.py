@@ -187,6 +187,33 @@ class DocumentResponse(_Response):
     index: IndexReference = Field(default_factory=IndexReference)
 
 
+class ListedDocument(_Response):
+    """A document of a list.
+
+    Attributes:
+        chunks: Number of chunks of the document, in an index of chunks.
+    """
+
+    id: str
+    title: str = ""
+    chunks: int | None = None
+
+
+class DocumentsResponse(_Response):
+    """Documents of an index version, in the order of its corpus.
+
+    Attributes:
+        next: What `after` has to be for those that follow; None for the last ones.
+        total: Number of documents in the version.
+        index: The index version that the documents come from.
+    """
+
+    documents: list[ListedDocument]
+    next: str | None = None
+    total: int = 0
+    index: IndexReference = Field(default_factory=IndexReference)
+
+
 class Timings(_Response):
     """Time in each stage [ms]."""
 

@@ -1,8 +1,9 @@
 // The index version that is served: a line in the footer, and a dialog with all its facts.
 
-import { readVersions, reloadIndex } from "./api.js";
+import { readVersions, reloadIndex, useAccessKey } from "./api.js";
 import { asArray, asObject, asText, button, byId, element, isNumber } from "./dom.js";
-import { isEnglish, onLanguageChanged, t } from "./language.js";
+import { documentsView } from "./documents_view.js";
+import { grouped, isEnglish, onLanguageChanged, t } from "./language.js";
 import { problemOf, problemParts } from "./problems.js";
 
 const info = byId("index-info");
@@ -12,8 +13,6 @@ const body = byId("index-body");
 
 let known = null; // the index, as the service describes it
 let reloaded = () => {};
-
-const grouped = (value) => (isNumber(value) ? value.toLocaleString(isEnglish() ? "en" : "zh-CN") : "");
 
 function facts(className, rows) {
   const list = element("dl", className);
@@ -73,47 +72,54 @@ function showAll(...notes) {
   tools.append(
     button("retry", t("index.reload"), reload),
     button("retry", t("index.versions"), showVersions),
+    button("retry", t("documents.show"), showDocuments),
   );
   body.replaceChildren(list, tools, ...notes);
 }
 
-// Needs a key with the role admin, as the next one does.
-async function showVersions() {
-  try {
-    const { versions } = await readVersions();
-    const listed = element("ol", "versions");
-    for (const one of asArray(versions).toReversed()) {
-      const { version, active, documents, created_at, bytes } = asObject(one);
-      const size = isNumber(bytes) ? `${(bytes / 1e6).toFixed(1)} MB` : "";
-      const created = new Date(asText(created_at)).toLocaleString(isEnglish() ? "en" : "zh-CN");
-      const words = [version, `${grouped(documents)} ${t("index.documents")}`, size, created];
-      if (active === true) words.push(t("index.active"));
-      listed.append(element("li", "", words.map(asText).join(" · ")));
+// These need a key with the role admin: for one that lacks it, the reader is asked for another.
+
+const showVersions = asAdmin(async () => {
+  const { versions } = await readVersions();
+  const listed = element("ol", "versions");
+  for (const one of asArray(versions).toReversed()) {
+    const { version, active, documents, created_at, bytes } = asObject(one);
+    const size = isNumber(bytes) ? `${(bytes / 1e6).toFixed(1)} MB` : "";
+    const created = new Date(asText(created_at)).toLocaleString(isEnglish() ? "en" : "zh-CN");
+    const words = [version, `${grouped(documents)} ${t("index.documents")}`, size, created];
+    if (active === true) words.push(t("index.active"));
+    listed.append(element("li", "", words.map(asText).join(" · ")));
+  }
+  showAll(listed);
+});
+
+const showDocuments = asAdmin(async () => showAll(await documentsView()));
+
+const reload = asAdmin(async () => {
+  reloaded(await reloadIndex());
+  const note = element("p", "note", t("index.reloaded"));
+  note.setAttribute("role", "status");
+  showAll(note);
+});
+
+function asAdmin(act) {
+  return async function attempt() {
+    try {
+      await act();
+    } catch (error) {
+      const problem = problemOf(error);
+      problem.needsKey = ["unauthorized", "forbidden"].includes(problem.code);
+      const alert = element("div", "alert");
+      alert.setAttribute("role", "alert");
+      alert.append(
+        ...problemParts(problem, "h3", attempt, (key) => {
+          useAccessKey(key);
+          attempt();
+        }),
+      );
+      showAll(alert);
     }
-    showAll(listed);
-  } catch (error) {
-    showFailure(error);
-  }
-}
-
-function showFailure(error) {
-  const alert = element("div", "alert");
-  alert.setAttribute("role", "alert");
-  alert.append(...problemParts(problemOf(error), "h3"));
-  showAll(alert);
-}
-
-// Needs a key with the role admin; without one the service says so.
-async function reload() {
-  try {
-    const index = await reloadIndex();
-    reloaded(index);
-    const note = element("p", "note", t("index.reloaded"));
-    note.setAttribute("role", "status");
-    showAll(note);
-  } catch (error) {
-    showFailure(error);
-  }
+  };
 }
 
 // Calls `handler` with the index after the reader has had its active version loaded.
