@@ -1,7 +1,7 @@
 """`documents.arrow`: the documents of an index, memory-mapped; row i has vector i."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -168,6 +168,29 @@ class DocumentReader:
             if len(rows):
                 return range(int(rows[0]), int(rows[-1]) + 1)
         return range(0)
+
+    def find_documents(self, ids: Sequence[str]) -> dict[str, range]:
+        """Returns the rows of the documents with some of these different ids, by id.
+
+        All ids are compared with each at once: a million rows take some 30 ms of a processor.
+        """
+        if not ids:
+            return {}
+        if not self.chunked:
+            return {id_: range(row, row + 1) for id_, row in self._join("id", ids).items()}
+        last = self._join("parent", ids)
+        return {id_: range(row - int(self._chunks[row]), row + 1) for id_, row in last.items()}
+
+    def find_rows(self, ids: Sequence[str]) -> dict[str, int]:
+        """Returns the rows of the documents or chunks with some of these different ids, by id."""
+        return self._join("id", ids) if ids else {}
+
+    def _join(self, column: str, ids: Sequence[str]) -> dict[str, int]:
+        """Returns by id the last row that has it in a column."""
+        at = pc.index_in(self._table[column], value_set=pa.array(ids, pa.string()))
+        rows = pc.indices_nonzero(pc.is_valid(at))
+        numbers = at.take(rows).to_pylist()
+        return {ids[n]: row for n, row in zip(numbers, rows.to_pylist(), strict=True)}
 
     def json(self, row: int) -> JsonDocument:
         batch, at = self._locate(row)

@@ -326,6 +326,17 @@ class FilterReader:
         np.cumsum(np.bincount(rows, minlength=self._count), out=offsets[1:])
         return offsets, np.repeat(np.arange(len(lengths)), lengths)[np.argsort(rows, kind="stable")]
 
+    def count_new(self, older: Sequence["FilterReader"]) -> dict[str, int]:
+        """Returns the number of values of each field that none of `older` has."""
+        tables = [one._by_label for one in older]
+        return {
+            field: sum(
+                not any(table.has(field, text) for table in tables)
+                for text in self._by_label.texts(field)
+            )
+            for field in self.fields
+        }
+
     def frequent_values(self) -> dict[str, list[CountedValue]]:
         """Returns the first 100 fields by name, each with its 100 most frequent values.
 
