@@ -8,8 +8,10 @@ from itertools import pairwise
 
 from indexer.readers.passages import CHINESE
 
-# Gaps between words, between Chinese words, and between the cells of a row, by the line's height.
+# Gaps between words, between Chinese words, and between the cells of a row, by the line's height;
+# and the width of a space.
 _WORD_GAP, _CHINESE_GAP, CELL_GAP = 0.2, 0.35, 0.7
+LATIN_GAP = 0.25
 CELLS = " | "
 _CHINESE = re.compile(f"[{CHINESE}]")
 
