@@ -168,8 +168,8 @@ def frame(message: Any) -> bytes:
     return len(content).to_bytes(_LENGTH_BYTES, "big") + content
 
 
-async def read_frame(reader: asyncio.StreamReader) -> Any:
-    """Returns the next message.
+async def read_frame(reader: asyncio.StreamReader) -> tuple[Any, int]:
+    """Returns the next message and its length [bytes].
 
     Raises:
         CareError: If it is longer than `MAX_FRAME_BYTES`.
@@ -178,7 +178,7 @@ async def read_frame(reader: asyncio.StreamReader) -> Any:
     """
     length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
     _check(length)
-    return json.loads(await reader.readexactly(length))
+    return json.loads(await reader.readexactly(length)), length
 
 
 def _check(length: int) -> None:

@@ -9,6 +9,7 @@ from pydantic_core import to_json
 
 from core.documents import ListedDocument
 from core.types import Conjunction, CountedValue, RowArray
+from core.writes import document_tag
 from search.snapshot import Snapshot
 from service.errors import RequestError
 from service.pipeline.engine import Engine
@@ -52,6 +53,17 @@ def _known(rows: range) -> range:
         message = "no document or chunk of the served index version has this id"
         raise RequestError("unknown_document", message)
     return rows
+
+
+def tag_of(index: Snapshot, rows: range, id_: str) -> str:
+    """Returns the tag of a document, given the rows that `find` returns for its id.
+
+    A chunk of a document that is split has none: "".
+    """
+    documents = [index.segment.documents[row] for row in rows]
+    if documents[0].parent not in (None, id_):
+        return ""
+    return document_tag(*documents)
 
 
 def rows_within(index: Snapshot, within: Conjunction) -> RowArray:

@@ -43,6 +43,7 @@ from service.routes.documents import (
     filter_fields,
     find,
     listed_after,
+    tag_of,
 )
 
 PAGE = Path(__file__).parent / "page"
@@ -322,6 +323,9 @@ async def _document(request: Request, id_: str, timeout_ms: int | None) -> Any:
     index = opened.snapshot
     with admitted(request, timeout_ms, 0) as deadline:
         rows = await find(opened.engine, index, id_, visible_to(request), deadline)
+        tag = await before(deadline, opened.engine.run(tag_of, index, rows, id_))
+    if tag:
+        request.scope["state"]["answer_headers"] = [(b"etag", b'"%b"' % tag.encode())]
     request.scope["state"]["hits"] = 1
     return _sent(request, document_json(index, rows, id_), size_of_hits(index, len(rows)))
 

@@ -30,7 +30,9 @@ async def read(content: bytes) -> object:
     reader = asyncio.StreamReader()
     reader.feed_data(content)
     reader.feed_eof()
-    return await read_frame(reader)
+    message, length = await read_frame(reader)
+    assert length == len(content) - 4
+    return message
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,6 @@ grant = [{{ indexes = "ward", role = "write" }}]
 
 def test_without_a_key_only_clients_of_this_machine_list(serve: Serve, manifest: Any) -> None:
     client = serve(host="0.0.0.0")
-    assert client.get("/documents").json()["code"] == "no_admin_key"
+    assert client.get("/documents").json()["code"] == "needs_key"
     client = serve(api_keys=SecretStr(new_key("app", "search")[1]))
     assert client.get("/documents").json()["code"] == "unauthorized"

@@ -285,6 +285,10 @@ const WORDS = {
     "这项操作需要管理密钥，而此服务没有设置。",
     "This needs a key of an administrator, and none is configured.",
   ],
+  "error.needs_key": [
+    "此服务没有设置密钥，这项操作只能在服务所在的机器上进行。",
+    "Without keys, this is open to the machine of the service alone.",
+  ],
   "error.not_found": ["没有找到所请求的接口，请检查访问地址。", "Not found: check the address."],
   "error.unknown_document": [
     "索引中没有这个文档：编号不对，或索引已更新。",
