@@ -34,6 +34,8 @@ CHANGE_WAIT = 10.0
 BUILD_WAIT = 0.5
 # Digits of the build key in the id of a version.
 KEY_DIGITS = 8
+# The first letter of the build key of live writes, which have no build.
+LIVE_KEY = "w"
 NEW, WRITE = ".tmp", ".new"
 DELETED = ".deleted"
 
@@ -199,6 +201,11 @@ def verify_version(folder: Path, stores: VectorStores = FAISS_ONLY) -> IndexMani
         verify_files(folder, manifest)
         open_segments(folder, manifest, stores.for_version(folder))
     return manifest
+
+
+def is_live(version: str) -> bool:
+    """Returns whether a version is that of a live write, by its id."""
+    return version.rpartition("-")[2].startswith(LIVE_KEY)
 
 
 def hidden(parent: Path, name: str, end: str) -> Path:

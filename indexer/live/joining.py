@@ -76,7 +76,7 @@ def join(index: IndexWriter, state: IndexState, places: Sequence[int]) -> Joined
     taken = np.concatenate(rows)
     if not len(taken):
         return None
-    with index.new_version("0") as (version, folder):
+    with index.new_version("joined") as (version, folder):
         written = write_segment(
             folder,
             state.manifest,
