@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from core.conditions import filter_field, parse_filter
+from core.conditions import COMPARISONS, filter_field, parse_filter
 from core.errors import IndexVersionError, QueryError
 from core.filter_rows import HashedRequirement, MatchingRows, Requirement
 from core.filter_table import FilterTable, Hashes, encode_value, hash_value
@@ -79,6 +79,26 @@ def filter_values(value: Any) -> set[str]:
 
 def _is_filter_value(value: Any) -> bool:
     return math.isfinite(value) if isinstance(value, float) else isinstance(value, str | int)
+
+
+def meets(metadata: Mapping[str, Any], conditions: Conjunction) -> bool:
+    """Returns whether a document with some metadata meets conditions."""
+    for field, condition in conditions.conditions:
+        values = filter_values(metadata.get(field))
+        if condition.accepted is not None and values.isdisjoint(
+            map(encode_value, condition.accepted)
+        ):
+            return False
+        if condition.bounds:
+            numbers = [one for one in map(json.loads, values) if type(one) in (int, float)]
+            if not any(
+                all(COMPARISONS[name](number, bound) for name, bound in condition.bounds)
+                for number in numbers
+            ):
+                return False
+        if not values.isdisjoint(map(encode_value, condition.excluded)):
+            return False
+    return True
 
 
 class FilterWriter:

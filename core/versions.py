@@ -20,6 +20,7 @@ which have none, parents and then ids do. Clocks of machines do not matter other
 import errno
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -151,6 +152,21 @@ class IndexFolder:
             waiting.remove(version)
             numbers[version] = first + len(numbers)
         return numbers | dict(sorted(numbered.items(), key=lambda item: (item[1], item[0])))
+
+    def last_number(self, known: dict[str, int]) -> int:
+        """Returns the largest number of a version, without reading again what is `known`.
+
+        Numbers of folders by their names are added to `known`; those that are gone are removed.
+        """
+        with os.scandir(self.path) as entries:
+            names = {one.name for one in entries if one.name[0] != "." and one.is_dir()}
+        for name in names - known.keys():
+            with suppress(FileNotFoundError):  # the folder of a segment
+                number = _place(self.path / name)[0]
+                known[name] = self.numbers()[name] if number is None else number
+        for name in known.keys() - names:
+            del known[name]
+        return max(known.values(), default=0)
 
     def check(self, version: str) -> None:
         """Raises IndexVersionError if the index has no complete version of this id."""

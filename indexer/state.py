@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from core.canaries import canary_vectors
-from core.errors import CareError, IndexVersionError
+from core.encoders import EncoderSpec
+from core.errors import CareError, EmbeddingSpaceError, IndexVersionError
 from core.manifest import FULL_TEXT, IndexManifest, SegmentEntry
 from core.text import document_text
 from core.types import Document, FloatArray, RowArray
@@ -194,6 +195,20 @@ class IndexState:
                 code="text_rules_changed",
                 version=version,
             )
+
+
+def check_encoder(base: IndexManifest, spec: EncoderSpec) -> None:
+    """Raises EmbeddingSpaceError if a version was encoded by another encoder."""
+    expected, found = base.encoder.model_dump(), spec.model_dump()
+    if differ := [field for field in expected if expected[field] != found[field]]:
+        raise EmbeddingSpaceError(
+            f"index '{base.name}' was encoded by {base.encoder.model} (embedding space "
+            f"'{base.encoder.embedding_space}'), the document encoder of the pair is {spec.model} "
+            f"(embedding space '{spec.embedding_space}'); different fields: {', '.join(differ)}. "
+            "Use the pair that built the index, or build the index again",
+            code="other_encoder",
+            differ=differ,
+        )
 
 
 def contents(chunks: Iterable[Document]) -> list[tuple[str, str, str]]:

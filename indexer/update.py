@@ -27,7 +27,7 @@ from indexer.live.addition import Additions, add_segment
 from indexer.live.version import Changed, compose, publish
 from indexer.publication import BUILD_WAIT, IndexWriter, hide, verify_version
 from indexer.rewriting import StagedAdditions, rewrite
-from indexer.state import IndexState
+from indexer.state import IndexState, check_encoder
 from stores.lexical import is_current, write_full_text
 from stores.registry import default_factories
 from stores.term_list import write_terms
@@ -313,16 +313,7 @@ def _read_ids(path: Path) -> list[str]:
 def _check_encoder(
     base: IndexManifest, spec: EncoderSpec, options: BuildOptions, changes: Changes
 ) -> None:
-    expected, found = base.encoder.model_dump(), spec.model_dump()
-    if differ := [field for field in expected if expected[field] != found[field]]:
-        raise EmbeddingSpaceError(
-            f"index '{base.name}' was encoded by {base.encoder.model} (embedding space "
-            f"'{base.encoder.embedding_space}'), the document encoder of the pair is {spec.model} "
-            f"(embedding space '{spec.embedding_space}'); different fields: {', '.join(differ)}. "
-            "Use the pair that built the index, or build the index again",
-            code="other_encoder",
-            differ=differ,
-        )
+    check_encoder(base, spec)
     before, now = (base.backend, base.dtype), (options.backend, options.dtype)
     if not changes.encode_all and UNKNOWN not in before and before != now:
         message = (

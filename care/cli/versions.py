@@ -63,7 +63,8 @@ def version_line(manifest: "IndexManifest", folder: Path) -> str:
     size = _bytes(folder, manifest)
     return (
         f"index   {_factory(manifest)}{' ' if parameters else ''}{parameters}, "
-        f"{manifest.count:,} × {manifest.encoder.dimension}, {size / 1e6:,.1f} MB{_segments(manifest)}; "
+        f"{manifest.count:,} × {manifest.encoder.dimension}, {size / 1e6:,.1f} MB"
+        f"{_segments(manifest)}; "
         f"encoded by {manifest.backend} ({manifest.dtype}); "
         f"recall@{manifest.recall.k} {manifest.recall.recall:.4f} "
         f"on {manifest.recall.queries} queries ({manifest.recall.source})"

@@ -168,7 +168,7 @@ def add_segment(
                     removed=additions.removed,
                     record=additions.record,
                     segment=segment,
-                    joined=joined,
+                    joined=joined if joined and joined.is_of(state) else None,
                     corpus=_corpus(encoded),
                     encoded=encoded.summary.new_texts if encoded else 0,
                     fusion=options.fusion if options.full_text else None,

@@ -35,6 +35,10 @@ class Joined:
     entry: SegmentEntry
     segment: NewSegment
 
+    def is_of(self, state: IndexState) -> bool:
+        """Returns whether a version still has all segments that were joined."""
+        return self.sources.keys() <= {part.key for part in state.parts}
+
     def dead(self, gone: dict[str, BitMap]) -> BitMap:
         """Returns the rows of the new segment that are gone, by `Part.key` and their old rows."""
         dead, first = BitMap(), 0
