@@ -5,7 +5,7 @@ from functools import cached_property
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import RequestError
@@ -65,11 +65,11 @@ class Application(FastAPI):
         matching = [
             route
             for route in self.router.routes
-            if isinstance(route, DirectRoute) and route.matches(scope)[0] is not Match.NONE
+            if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
         ]
         fewest = min((len(route.param_convertors) for route in matching), default=0)
         closest = (route for route in matching if len(route.param_convertors) == fewest)
-        return {method for route in closest for method in route.answered}
+        return {m for route in closest for m in getattr(route, "answered", route.methods or ())}
 
     @cached_property
     def _routes(self) -> dict[tuple[str, str], DirectRoute]:

@@ -335,7 +335,7 @@ def test_a_wrong_method_is_told_which_the_path_answers(client: TestClient) -> No
     assert allowed("/documents/d0001") == "DELETE, GET, HEAD, PATCH"
     assert allowed("/indexes/test/documents/d0001") == "DELETE, GET, HEAD, PATCH"
     assert allowed("/documents/delete") == "POST"
-    assert allowed("/documents") == "PUT"
+    assert allowed("/documents") == "GET, HEAD, PUT"
 
 
 def test_the_deadline_of_a_write_does_not_stop_it(client: TestClient, live: HeldLive) -> None:
