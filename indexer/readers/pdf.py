@@ -12,7 +12,16 @@ from typing import Any
 
 from indexer import limits
 from indexer.readers.heads import drop_heads
-from indexer.readers.layout import CELL_GAP, CELLS, Line, columns, join_pieces, joined, paragraphs
+from indexer.readers.layout import (
+    CELL_GAP,
+    CELLS,
+    LATIN_GAP,
+    Line,
+    columns,
+    join_pieces,
+    joined,
+    paragraphs,
+)
 from indexer.readers.ocr import images, recognize
 from indexer.readers.passages import Section, passages, title_path
 from indexer.readers.source import Item, Report, Source, UnreadableError
@@ -143,9 +152,14 @@ def _pieces(page: Any) -> list[Line]:
 
     text = page.get_textpage()
     pieces: list[Line] = []
+    is_space = False  # whether the library sees a space between two words
     for index in range(text.count_chars()):
         code = FPDFText_GetUnicode(text, index)
-        if code in _BREAKS or FPDFText_IsGenerated(text, index) == 1:
+        if FPDFText_IsGenerated(text, index) == 1:
+            is_space = chr(code) == " "
+            continue
+        after_space, is_space = is_space, False
+        if code in _BREAKS:
             continue
         # The box of the font, not of the glyph: a full stop is as high as its line.
         left, bottom, right, top = text.get_charbox(index, loose=True)
@@ -157,7 +171,10 @@ def _pieces(page: Any) -> list[Line]:
             shared = min(last.top, top) - max(last.bottom, bottom)
             gap = left - last.right
             if shared > 0.5 * min(last.height, top - bottom) and -height < gap < CELL_GAP * height:
-                last.text = joined(last.text, chr(code), gap / height)
+                share = gap / height
+                if after_space and last.text[-1].isascii() and chr(code).isascii():
+                    share = max(share, LATIN_GAP)  # justified lines have narrow spaces
+                last.text = joined(last.text, chr(code), share)
                 last.right = max(last.right, right)
                 last.bottom, last.top = min(last.bottom, bottom), max(last.top, top)
                 continue

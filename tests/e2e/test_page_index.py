@@ -22,9 +22,10 @@ def test_the_index_can_be_looked_at_and_reloaded(page: Page) -> None:
     expect(facts).to_contain_text("336")
     expect(facts).to_contain_text("使用中的版本")
     expect(facts).to_contain_text("department")
-    page.get_by_role("button", name="查看各个版本").click()
+    page.get_by_role("button", name="查看各个版本").press("Enter")
     expect(page.locator("#index-body .versions li")).to_have_count(1)
     expect(page.locator("#index-body .versions li")).to_contain_text("336 文档")
+    expect(page.get_by_role("button", name="查看各个版本")).to_be_focused()
     assert violations(page) == []
     with page.expect_response("**/index/reload"):
         page.get_by_role("button", name="载入使用中的版本").click()
@@ -65,6 +66,7 @@ def test_documents_are_listed_opened_and_found_by_keys(browser: Browser, guarded
     expect(alert.locator("h3")).to_contain_text("此密钥不能用于这项操作")
     assert violations(page) == []
     enter_key(page, "secret")
+    expect(page.locator("#index-more")).to_be_focused()
 
     listed = page.locator(LISTED)
     status = page.locator("#index-body .documents [role=status]")

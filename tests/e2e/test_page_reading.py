@@ -300,7 +300,9 @@ def test_a_document_that_is_gone_is_said_in_the_dialog(page: Page) -> None:
     page.route("**/documents/**", lambda route: route.fulfill(status=404, json=problem))
     ask(page, QUESTION)
     page.get_by_role("button", name="查看全文").first.click()
-    expect(page.locator("#passage-body h3")).to_have_text("索引已更新，其中没有这个文档。")
+    expect(page.locator("#passage-body h3")).to_have_text(
+        "索引中没有这个文档：编号不对，或索引已更新。"
+    )
     expect(page.locator(HITS)).to_have_count(10)
 
 

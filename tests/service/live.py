@@ -75,6 +75,9 @@ class FakeLive:
         assert base.number
         return [Written(base.version, base.number, **result) for result in results]
 
+    def merge(self) -> bool:
+        return False
+
     def _apply(self, write: Write, after: dict[str, Document]) -> dict[str, Any]:
         counts = dict.fromkeys(("added", "replaced", "deleted", "unchanged"), 0)
         missing, rejected = [], []

@@ -54,7 +54,7 @@ export async function documentsView() {
 
 function item({ id, title, chunks }) {
   const node = element("li");
-  const open = button("plain", asText(title) || t("hit.untitled"), () => openPassage({ id, title }, [], {}));
+  const open = button("plain", asText(title) || t("hit.untitled"), () => openPassage({ id, title }));
   if (asText(title)) open.lang = CHINESE;
   open.setAttribute("aria-haspopup", "dialog");
   const facts = [String(id), isNumber(chunks) ? t("documents.chunks", { count: chunks }) : ""];
@@ -74,7 +74,7 @@ function lookup() {
   form.append(label, field, element("button", "retry", t("documents.open")));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    openPassage({ id: field.value }, [], {});
+    openPassage({ id: field.value });
   });
   return form;
 }

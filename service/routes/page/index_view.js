@@ -1,7 +1,7 @@
 // The index version that is served: a line in the footer, and a dialog with all its facts.
 
 import { readVersions, reloadIndex, useAccessKey } from "./api.js";
-import { asArray, asObject, asText, button, byId, element, isNumber } from "./dom.js";
+import { asArray, asObject, asText, byId, element, isNumber } from "./dom.js";
 import { documentsView } from "./documents_view.js";
 import { grouped, isEnglish, onLanguageChanged, t } from "./language.js";
 import { problemOf, problemParts } from "./problems.js";
@@ -9,7 +9,8 @@ import { problemOf, problemParts } from "./problems.js";
 const info = byId("index-info");
 const openButton = byId("open-index");
 const dialog = byId("index-view");
-const body = byId("index-body");
+const described = byId("index-facts");
+const more = byId("index-more"); // what the reader has asked for
 
 let known = null; // the index, as the service describes it
 let reloaded = () => {};
@@ -38,21 +39,21 @@ export function showIndex(index) {
       ["pair", asText(index.pair)],
     ]),
   );
-  if (dialog.open) showAll();
+  if (dialog.open) describe();
 }
 
 export function showNoIndex() {
   if (known === null) info.textContent = t("index.unknown");
 }
 
-function showAll(...notes) {
+function describe() {
   const created = new Date(asText(known.created_at));
   const named = (values) =>
     Object.entries(asObject(values)).map(([name, value]) => `${name} ${value}`).join(t("results.comma"));
   const fields = Object.entries(asObject(known.filters)).map(
     ([field, values]) => `${field} (${asArray(values).length})`,
   );
-  const list = facts("facts", [
+  described.replaceChildren(facts("facts", [
     ["name", asText(known.name)],
     ["version", asText(known.version)],
     ["state", t(known.active === true ? "index.active" : "index.inactive")],
@@ -67,14 +68,13 @@ function showAll(...notes) {
     ["reranker", asText(known.reranker)],
     ["thresholds", named(known.answerable_thresholds)],
     ["fields", fields.join(t("results.comma"))],
-  ]);
-  const tools = element("p", "index-tools");
-  tools.append(
-    button("retry", t("index.reload"), reload),
-    button("retry", t("index.versions"), showVersions),
-    button("retry", t("documents.show"), showDocuments),
-  );
-  body.replaceChildren(list, tools, ...notes);
+  ]));
+}
+
+// Shows what the reader has asked for, below the description.
+function show(node) {
+  more.replaceChildren(node);
+  more.scrollIntoView({ block: "nearest" });
 }
 
 // These need a key with the role admin: for one that lacks it, the reader is asked for another.
@@ -90,16 +90,16 @@ const showVersions = asAdmin(async () => {
     if (active === true) words.push(t("index.active"));
     listed.append(element("li", "", words.map(asText).join(" · ")));
   }
-  showAll(listed);
+  show(listed);
 });
 
-const showDocuments = asAdmin(async () => showAll(await documentsView()));
+const showDocuments = asAdmin(async () => show(await documentsView()));
 
 const reload = asAdmin(async () => {
   reloaded(await reloadIndex());
   const note = element("p", "note", t("index.reloaded"));
   note.setAttribute("role", "status");
-  showAll(note);
+  show(note);
 });
 
 function asAdmin(act) {
@@ -114,10 +114,11 @@ function asAdmin(act) {
       alert.append(
         ...problemParts(problem, "h3", attempt, (key) => {
           useAccessKey(key);
+          more.focus(); // the form goes
           attempt();
         }),
       );
-      showAll(alert);
+      show(alert);
     }
   };
 }
@@ -127,8 +128,13 @@ export function onReloaded(handler) {
   reloaded = handler;
 }
 
+byId("reload-index").addEventListener("click", reload);
+byId("show-versions").addEventListener("click", showVersions);
+byId("show-documents").addEventListener("click", showDocuments);
+
 openButton.addEventListener("click", () => {
-  showAll();
+  more.replaceChildren();
+  describe();
   dialog.showModal();
 });
 

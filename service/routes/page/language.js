@@ -179,7 +179,7 @@ const WORDS = {
 
   "answer.ask": ["写出回答", "Write an answer"],
   "answer.note": [
-    ({ server }) => `问题和最前面的几段资料会发送到 ${server}，由语言模型写出回答；回答可能有错。`,
+    ({ server }) => `问题和前几段资料会发送到 ${server}，由语言模型写出回答，可能有错。`,
     ({ server }) =>
       `The question and the first passages are sent to ${server}, whose language model writes; it can be wrong.`,
   ],

@@ -16,7 +16,7 @@ const body = byId("passage-body");
 let shown = null; // the hit whose document is shown
 
 // Shows the document of a hit, or the one with the id if that is all that is known.
-export async function openPassage(hit, terms, index) {
+export async function openPassage(hit, terms = new Set(), index = {}) {
   shown = hit;
   entitle(hit);
   body.replaceChildren(element("p", "note", t("document.loading")));
