@@ -40,8 +40,9 @@ class Application(FastAPI):
         except EXPECTED as error:
             if isinstance(error, RequestError) and error.rejection:
                 self.state.service.metrics.rejections.labels(error.rejection).inc()
-            if isinstance(error, HTTPException) and error.status_code == 405:
-                error.headers = {"Allow": ", ".join(sorted(self._methods(scope)))}
+            is_method = isinstance(error, HTTPException) and error.status_code == 405
+            if is_method and (methods := self._methods(scope)):
+                error.headers = {"Allow": ", ".join(sorted(methods))}  # type: ignore[union-attr]
             await problem_response(error, scope)(scope, receive, send)
 
     def _route(self, scope: Scope) -> ASGIApp:
