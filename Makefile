@@ -293,14 +293,14 @@ $(EVAL): $(BASE)
 
 $(CHECK): pyproject.toml constraints.txt
 	$(new_environment)
-	$(PINNED) -e '.[bench,check,curation,eval,files,jwt,loadtest,tracing]'
+	$(PINNED) -e '.[bench,check,curation,eval,files,jwt,loadtest,ocr,tracing]'
 	@touch $@
 
 $(TEST): pyproject.toml constraints.txt $(GPU)
 	$(new_environment)
 	$(INSTALL) '$(TORCH)'
 	$(GPU_BUILDS)
-	$(PINNED) -e '.[bench,cmedteb,curation,dev,eval,files,jwt,loadtest,openvino,tracing,train]'
+	$(PINNED) -e '.[bench,cmedteb,curation,dev,eval,files,jwt,loadtest,ocr,openvino,tracing,train]'
 	@touch $@
 
 # Locust and the open loop need neither the project's own dependencies nor the project installed.

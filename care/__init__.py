@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from care.evaluation import evaluate
-    from care.indexing import IndexVersion, build_index, update_index
+    from care.indexing import IndexVersion, build_index, merge_index, update_index
     from care.options import IndexOptions
     from care.pairs import Pair, load_pair
     from care.search import SearchHits, SearchIndex, open_index
@@ -34,6 +34,7 @@ __all__ = [
     "build_index",
     "evaluate",
     "load_pair",
+    "merge_index",
     "open_index",
     "train",
     "update_index",
@@ -51,6 +52,7 @@ _MODULES = {
     "build_index": "care.indexing",
     "evaluate": "care.evaluation",
     "load_pair": "care.pairs",
+    "merge_index": "care.indexing",
     "open_index": "care.search",
     "train": "care.training",
     "update_index": "care.indexing",

@@ -1,22 +1,19 @@
 """Building and updating indexes from files or from documents in memory."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import pyarrow as pa
-
+from care import extras
+from care.corpora import Corpus, corpus_path
 from care.options import IndexOptions, vector_stores
 from core.choices import Backend, Dtype
 from core.encoders import Encoder, Pair, TokenVectorSpec
-from core.errors import CareError, CorpusError, PairError, ProviderError
+from core.errors import CareError, PairError, ProviderError
 from core.machine import available_cpus
 from core.manifest import FULL_TEXT, TOKENS, Chunking, IndexManifest
-from core.scratch import temporary_folder
 from core.terms import TermList
 from core.versions import IndexFolder
 from indexer.build import BuildOptions, EncodedCorpus, build, encode, up_to_date
@@ -24,11 +21,13 @@ from indexer.chunking import Chunker
 from indexer.estimate import CorpusSample, EncodingRate, Estimate, measure_rate
 from indexer.publication import IndexWriter
 from indexer.readers.fields import FieldNames
+from indexer.rewriting import has_token_vectors
 from indexer.update import (
     Changes,
     active_manifest,
-    has_token_vectors,
+    merge,
     requested_factory,
+    same_components,
     update,
     update_components,
 )
@@ -45,10 +44,6 @@ from models.encoders.factory import (
 )
 from models.pairs import load_pair
 from stores.term_list import GIVEN, read_terms
-
-# A path, a folder or a glob; or documents with the fields of a JSONL corpus, texts alone, or a data
-# frame, which exports its columns (`__arrow_c_stream__`).
-Corpus = str | Path | Iterable[Mapping[str, Any] | str]
 
 # Texts of one call of a server's encoder: enough to fill all connections.
 _SERVER_TEXTS = 1024
@@ -133,7 +128,7 @@ def build_index(
     """
     chosen = replace(options or IndexOptions(), **changes)
     pair, chosen = _resolve(chosen)
-    with _corpus_path(corpus, chosen.builds) as path:
+    with corpus_path(corpus, chosen.builds) as path:
         settings = _build_options(name, path, chosen, pair, progress=progress)
         if reuse and (current := up_to_date(settings, pair.document)):
             return _version(current, chosen)
@@ -154,7 +149,10 @@ def update_index(
     progress: bool = False,
     **changes: Any,
 ) -> IndexVersion:
-    """Builds a new version from the active one, encoding only new texts, and activates it.
+    """Makes a version with other documents of the active one, encoding only new texts.
+
+    The new documents become a segment, so that the time grows with them and not with the index. If
+    a fifth of the index has changed since it was built or merged, it is built anew.
 
     Without `add` and `delete`, `full_text`, `terms` and `lexical_weight` can still change, and
     token vectors can be removed: the files of the vectors then stay as they are. To add token
@@ -176,7 +174,8 @@ def update_index(
         **changes: Fields of `IndexOptions` that replace those of `options`.
 
     Returns:
-        The new version; or the active one, without `encoded`, if nothing changes.
+        The new version, without `encoded` if no document is new; or the active one if nothing
+        changes.
 
     Raises:
         IndexVersionError: If the index has no active version or it is damaged.
@@ -192,7 +191,7 @@ def update_index(
     if add is None and ids is None and _only_components(given, settings, base):
         manifest = update_components(settings, base, pair.document)
         return _version(manifest or base, chosen, built=manifest is not None)
-    with _corpus_path(add if add is not None else "", chosen.builds) as path:
+    with corpus_path(add if add is not None else "", chosen.builds) as path:
         settings, encoder = _executor(pair, settings, chosen, cut=bool(base.chunking))
         queries = query_encoder(pair, _encoder_options(chosen))
         changed = Changes(path or None, ids, missing_ok, encode_all)
@@ -200,6 +199,39 @@ def update_index(
     if not updated:
         return _version(base, chosen)
     return _version(updated[0], chosen, updated[1], built=True)
+
+
+def merge_index(
+    name: str, *, options: IndexOptions | None = None, progress: bool = False, **changes: Any
+) -> IndexVersion:
+    """Joins the segments of an index into one and drops deleted documents; encodes nothing.
+
+    The result equals a build of the documents that the index has, in their order.
+
+    Args:
+        name: Name of the index.
+        options: Options of the build, as of `update_index`.
+        progress: Whether to show progress bars on standard error.
+        **changes: Fields of `IndexOptions` that replace those of `options`.
+
+    Returns:
+        The new version; or the active one if it has one segment and no deleted documents.
+
+    Raises:
+        IndexVersionError: If the index has no active version or it is damaged, or its vectors
+            cannot be read.
+        CareError: If the merge fails for another reason. No version is published.
+    """
+    given = replace(options or IndexOptions(), **changes)
+    base = active_manifest(IndexWriter(given.indexes, name, vector_stores(given.milvus_uri)))
+    pair, chosen = _resolve(_as_before(given, base), base)
+    if not base.segments:
+        return _version(base, chosen)
+    settings = _build_options(name, "", chosen, pair, base, progress=progress)
+    encoder_options = _encoder_options(chosen, settings.token_vectors)
+    encoders = document_encoder(pair, encoder_options), query_encoder(pair, encoder_options)
+    manifest = merge(settings, base, *encoders)
+    return _version(manifest or base, chosen, built=manifest is not None)
 
 
 def encode_corpus(
@@ -210,7 +242,7 @@ def encode_corpus(
     The arguments and errors are those of `build_index`.
     """
     pair, chosen = _resolve(options or IndexOptions())
-    with _corpus_path(corpus, chosen.builds) as path:
+    with corpus_path(corpus, chosen.builds) as path:
         settings = _build_options(name, path, chosen, pair, progress=progress)
         return encode(*_executor(pair, settings, chosen, cut=bool(chosen.chunk_tokens)))
 
@@ -282,7 +314,10 @@ def _only_components(given: IndexOptions, settings: BuildOptions, base: IndexMan
         and given.recall in (None, base.recall.target)
         and not given.chunk_tokens
     )
-    return asked and kept and has_token_vectors(base, settings)
+    only_weight = same_components(base, settings)
+    return (
+        asked and kept and has_token_vectors(base, settings) and (only_weight or not base.segments)
+    )
 
 
 def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[Pair, IndexOptions]:
@@ -303,6 +338,8 @@ def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[
             flag = f"--{given[0].replace('_', '-')}"
             message = f"{flag} needs --{what} {' or '.join(able)}; the {what} is {chosen}"
             raise CareError(message, code="option_not_taken", option=flag)
+    if options.ocr:
+        extras.require("ocr")
     if options.chunk_overlap and not options.chunk_tokens:
         message = "--chunk-overlap needs --chunk-tokens"
         raise CareError(message, code="option_not_taken", option="--chunk-overlap")
@@ -387,7 +424,8 @@ def _terms(options: IndexOptions, base: IndexManifest | None = None) -> TermList
     if base is None or not options.full_text:
         return None
     folder = IndexFolder(Path(options.indexes), base.name)
-    return read_terms(folder.version(base.version), base, GIVEN)
+    of_base = base.segments[0].folder if base.segments else base.version
+    return read_terms(folder.version(of_base), base, GIVEN)
 
 
 def _token_vectors(pair: Pair, options: IndexOptions) -> TokenVectorSpec | None:
@@ -437,44 +475,6 @@ def _executor(
     )
     encoder = load() if cut else RemoteEncoder(pair.document)
     return replace(settings, executor=executor), encoder
-
-
-@contextmanager
-def _corpus_path(corpus: Corpus, builds: Path) -> Iterator[str]:
-    """Yields the path of a corpus; documents in memory are written to a temporary file."""
-    if isinstance(corpus, str | Path):
-        yield str(corpus)
-        return
-    builds.mkdir(parents=True, exist_ok=True)
-    with temporary_folder(builds) as folder:
-        if hasattr(corpus, "__arrow_c_stream__"):
-            path = folder / "documents.arrow"
-            rows = pa.RecordBatchReader.from_stream(corpus)
-            with pa.ipc.new_stream(path, rows.schema) as writer:
-                for batch in rows:
-                    writer.write_batch(batch)
-            yield str(path)
-            return
-        path = folder / "documents.jsonl"
-        with path.open("w", encoding="utf-8") as file:
-            for number, document in enumerate(corpus, start=1):
-                # ASCII, so that half a surrogate pair reaches the reader, which rejects it.
-                file.write(f"{_document_line(document, number)}\n")
-        yield str(path)
-
-
-def _document_line(document: Mapping[str, Any] | str, number: int) -> str:
-    if isinstance(document, str):
-        document = {"_id": str(number), "text": document}
-    if not isinstance(document, Mapping):
-        given = f"document {number} is of type {type(document).__name__}"
-        message = f"{given}: give a text, or a mapping with _id and text"
-        raise CorpusError(message, code="bad_document", number=number)
-    try:
-        return json.dumps(dict(document))
-    except (TypeError, ValueError, RecursionError) as error:
-        message = f"document {number} cannot be written as JSON: {error}"
-        raise CorpusError(message, code="bad_document", number=number) from error
 
 
 def _version(

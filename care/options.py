@@ -179,6 +179,13 @@ class IndexOptions:
         str | None,
         _fields(metavar="NAMES", help="Fields of the metadata, with commas (default: all others)."),
     ] = None
+    ocr: Annotated[
+        bool,
+        _index(
+            "--ocr",
+            help="Recognize the text of scanned pages of PDF files; needs the extra ocr.",
+        ),
+    ] = False
     max_reject_rate: Annotated[
         float, _index(help="Largest share of records that may be rejected.", callback=fraction)
     ] = 0.01

@@ -69,6 +69,16 @@ class FilterTable:
                 found.append(label)
         return np.array(found, np.int64)
 
+    def texts(self, field: str) -> Iterator[bytes]:
+        """Yields the values of a field as JSON, in the order of their labels."""
+        return map(self._text, self._spans[field])
+
+    def has(self, field: str, text: bytes) -> bool:
+        """Returns whether a field has a value, given as JSON."""
+        span = self._spans.get(field, range(0))
+        label = self._first_at(span, text)
+        return label < span.stop and self._text(label) == text
+
     def has_numbers(self, field: str) -> bool:
         """Returns whether the field has a number in any document."""
         return len(self._number_span(field)) > 0

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from core.conditions import filter_field, parse_filter
+from core.conditions import COMPARISONS, filter_field, parse_filter
 from core.errors import IndexVersionError, QueryError
 from core.filter_rows import HashedRequirement, MatchingRows, Requirement
 from core.filter_table import FilterTable, Hashes, encode_value, hash_value
@@ -79,6 +79,26 @@ def filter_values(value: Any) -> set[str]:
 
 def _is_filter_value(value: Any) -> bool:
     return math.isfinite(value) if isinstance(value, float) else isinstance(value, str | int)
+
+
+def meets(metadata: Mapping[str, Any], conditions: Conjunction) -> bool:
+    """Returns whether a document with some metadata meets conditions."""
+    for field, condition in conditions.conditions:
+        values = filter_values(metadata.get(field))
+        if condition.accepted is not None and values.isdisjoint(
+            map(encode_value, condition.accepted)
+        ):
+            return False
+        if condition.bounds:
+            numbers = [one for one in map(json.loads, values) if type(one) in (int, float)]
+            if not any(
+                all(COMPARISONS[name](number, bound) for name, bound in condition.bounds)
+                for number in numbers
+            ):
+                return False
+        if not values.isdisjoint(map(encode_value, condition.excluded)):
+            return False
+    return True
 
 
 class FilterWriter:
@@ -325,6 +345,17 @@ class FilterReader:
         offsets = np.zeros(self._count + 1, np.int64)
         np.cumsum(np.bincount(rows, minlength=self._count), out=offsets[1:])
         return offsets, np.repeat(np.arange(len(lengths)), lengths)[np.argsort(rows, kind="stable")]
+
+    def count_new(self, older: Sequence["FilterReader"]) -> dict[str, int]:
+        """Returns the number of values of each field that none of `older` has."""
+        tables = [one._by_label for one in older]
+        return {
+            field: sum(
+                not any(table.has(field, text) for table in tables)
+                for text in self._by_label.texts(field)
+            )
+            for field in self.fields
+        }
 
     def frequent_values(self) -> dict[str, list[CountedValue]]:
         """Returns the first 100 fields by name, each with its 100 most frequent values.

@@ -43,6 +43,13 @@ class Condition:
         """Returns the parts as JSON: equal conditions have equal JSON."""
         return {"in": self.accepted, "bounds": self.bounds, "not": self.excluded}
 
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Returns the condition that `as_json` has written."""
+        accepted = None if value["in"] is None else tuple(value["in"])
+        bounds = tuple((comparison, number) for comparison, number in value["bounds"])
+        return cls(accepted, bounds, tuple(value["not"]))
+
 
 @dataclass(frozen=True, slots=True)
 class Conjunction:
@@ -69,6 +76,11 @@ class Conjunction:
     def as_json(self) -> list[Any]:
         """Returns the conditions as JSON: equal conjunctions have equal JSON."""
         return [[field, one.as_json()] for field, one in self.conditions]
+
+    @classmethod
+    def from_json(cls, value: Iterable[Any]) -> Self:
+        """Returns the conjunction that `as_json` has written."""
+        return cls.of((field, Condition.from_json(one)) for field, one in value)
 
 
 # Conditions that every row meets.

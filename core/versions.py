@@ -20,6 +20,7 @@ which have none, parents and then ids do. Clocks of machines do not matter other
 import errno
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -152,9 +153,25 @@ class IndexFolder:
             numbers[version] = first + len(numbers)
         return numbers | dict(sorted(numbered.items(), key=lambda item: (item[1], item[0])))
 
+    def last_number(self, known: dict[str, int]) -> int:
+        """Returns the largest number of a version, without reading again what is `known`.
+
+        Numbers of folders by their names are added to `known`; those that are gone are removed.
+        """
+        with os.scandir(self.path) as entries:
+            names = {one.name for one in entries if one.name[0] != "." and one.is_dir()}
+        for name in names - known.keys():
+            with suppress(FileNotFoundError):  # the folder of a segment
+                number = _place(self.path / name)[0]
+                known[name] = self.numbers()[name] if number is None else number
+        for name in known.keys() - names:
+            del known[name]
+        return max(known.values(), default=0)
+
     def check(self, version: str) -> None:
         """Raises IndexVersionError if the index has no complete version of this id."""
-        if version not in (versions := self.versions()):
+        if not (_NAME.fullmatch(version) and (self.version(version) / MANIFEST).is_file()):
+            versions = self.versions()
             message = (
                 f"index '{self.name}' has no version '{version}' in {self.root}; its versions are: "
                 f"{', '.join(versions) or 'none'}"
@@ -218,10 +235,21 @@ def write_manifest(folder: Path, manifest: IndexManifest) -> None:
     Without the checksum a manifest can be read, so a kill between the two writes does no harm.
     """
     (folder / CHECKSUM).unlink(missing_ok=True)
-    own = OF_VERSION if manifest.segments else None
-    text = manifest.model_dump_json(indent=2, include=own)
+    text = manifest_text(manifest)
     write_text(folder / MANIFEST, text)
     write_text(folder / CHECKSUM, _checksum_line(text.encode()))
+
+
+def write_new_manifest(folder: Path, manifest: IndexManifest) -> None:
+    """Does what `write_manifest` does in a hidden folder that is not flushed to disk yet."""
+    text = manifest_text(manifest)
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+    (folder / CHECKSUM).write_text(_checksum_line(text.encode()), encoding="utf-8")
+
+
+def manifest_text(manifest: IndexManifest) -> str:
+    """Returns the content of the file of a manifest."""
+    return manifest.model_dump_json(indent=2, include=OF_VERSION if manifest.segments else None)
 
 
 def has_checksum(folder: Path) -> bool:
@@ -325,8 +353,13 @@ def _parse_segment(path: Path, content: bytes, base: IndexManifest) -> IndexMani
         facts = SegmentFacts.model_validate_json(content)
     except ValidationError as error:
         raise _invalid(path, error) from error
+    return segment_manifest(path.parent.name, facts, base)
+
+
+def segment_manifest(folder: str, facts: SegmentFacts, base: IndexManifest) -> IndexManifest:
+    """Returns what is known of a segment besides the base; `folder` is the name of its folder."""
     own = {name: getattr(facts, name) for name in SegmentFacts.model_fields}
-    return base.model_copy(update=own | {"version": path.parent.name, "canaries": []})
+    return base.model_copy(update=own | {"version": folder, "canaries": [], "segments": ()})
 
 
 def _invalid(path: Path, error: ValidationError) -> IndexVersionError:

@@ -175,7 +175,7 @@ def http(document: Mapping[str, Any]) -> Iterator[str]:
             content = responses["200"].get("content", {})
             schema = content.get("application/json", {}).get("schema")
             yield f"Response: {_type(schema) if schema else 'text'}\n"
-            yield f"Errors: {', '.join(sorted(responses.keys() - {'200'}))}\n"
+            yield f"Errors: {', '.join(sorted(responses.keys() - {'200', '202'}))}\n"
     yield "## Schemas\n"
     for name, schema in document["components"]["schemas"].items():
         yield f"### {name}\n"

@@ -93,6 +93,7 @@ class BuildOptions:
     corpus: str  # a file, a folder, or a glob
     name: str
     fields: FieldNames = FieldNames()  # noqa: RUF009  # of files that have other fields
+    ocr: bool = False  # whether the text of scanned pages is recognized
     indexes: Path = DEFAULT_INDEXES
     builds: Path = DEFAULT_BUILDS
     factory: str | None = None
@@ -127,7 +128,7 @@ class BuildOptions:
 
     @property
     def reading(self) -> Reading:
-        return Reading(corpus_root(self.corpus), self.fields)
+        return Reading(corpus_root(self.corpus), self.fields, self.ocr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +218,12 @@ def encode(
         EmbeddingSpaceError: If the query encoder has another embedding space.
     """
     source = source or corpus_source(options, encoder)
-    folder = _build_folder(options, encoder, source)
+    folder = build_folder(options, encoder, source)
     with exclusive(folder, "encode", wait=BUILD_WAIT):
-        return _encode(folder, options, encoder, query_encoder, source)
+        return encode_locked(folder, options, encoder, query_encoder, source)
 
 
-def _encode(
+def encode_locked(
     folder: Path,
     options: BuildOptions,
     encoder: Encoder,
@@ -288,11 +289,11 @@ def build(
     with index.building(command):
         # Read here to report an invalid file before the corpus is encoded.
         held_out = _held_out(options)
-        build_folder = _build_folder(options, document_encoder, source)
+        own_folder = build_folder(options, document_encoder, source)
         # Locked until the version is published, so that no prune deletes the shards.
-        with exclusive(build_folder, command, wait=BUILD_WAIT):
-            encoded = _encode(build_folder, options, document_encoder, query_encoder, source)
-            with index.new_version(build_folder.name) as (version, folder):
+        with exclusive(own_folder, command, wait=BUILD_WAIT):
+            encoded = encode_locked(own_folder, options, document_encoder, query_encoder, source)
+            with index.new_version(own_folder.name) as (version, folder):
                 manifest = _write_version(
                     folder, version, encoded, held_out, options, document_encoder, query_encoder
                 )
@@ -421,7 +422,7 @@ def corpus_source(options: BuildOptions, encoder: Encoder) -> Source:
     return Source(checksum, stage_files)
 
 
-def _build_folder(options: BuildOptions, encoder: Encoder, source: Source) -> Path:
+def build_folder(options: BuildOptions, encoder: Encoder, source: Source) -> Path:
     facts = [
         _BUILD_FORMAT,
         source.checksum,

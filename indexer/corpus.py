@@ -38,7 +38,7 @@ _SUFFIXES = (".jsonl", f".jsonl{_GZIP}", PARQUET)
 # Files that `datasets` writes beside the rows of a data set.
 _DATASET = ("dataset_info.json", "dataset_dict.json", "state.json")
 # Part of the checksum of a corpus of other formats: other readers give other records.
-_READERS = 1
+_READERS = 2
 # Rows and bytes that are read at a time.
 _PARQUET_ROWS, _PARQUET_BYTES = 1024, 64 * 1024 * 1024
 _COLUMNS = list(FIELDS)
@@ -67,6 +67,7 @@ class Reading:
 
     root: Path | None = None  # generated ids begin with the path of the file below it
     fields: FieldNames = FieldNames()  # noqa: RUF009
+    ocr: bool = False  # whether the text of scanned pages is recognized
 
     def name(self, file: Path) -> str:
         within = self.root is not None and file.is_relative_to(self.root)
@@ -176,12 +177,12 @@ def _glob(pattern: str) -> Iterator[Path]:
 def corpus_checksum(files: list[Path], reading: Reading | None = None) -> str:
     """Returns the SHA-256 of the SHA-256 checksums of all files, in order.
 
-    It also depends on names and fields if files are of other formats.
+    It also depends on names, fields and OCR if files are of other formats.
     """
     reading = reading or Reading()
     digests = b"".join(bytes.fromhex(sha256_file(file)) for file in files)
     if others := [reading.name(file) for file in files if not has_corpus_fields(file, reading)]:
-        facts = [_READERS, others, asdict(reading.fields)]
+        facts = [_READERS, others, asdict(reading.fields), reading.ocr]
         digests += json.dumps(facts, ensure_ascii=False).encode()
     return hashlib.sha256(digests).hexdigest()
 
@@ -249,7 +250,7 @@ def _read_other(
     report: Callable[[Report], None],
 ) -> Iterator[Record]:
     own = reading.name(file)
-    for found in process.read(file, own, reading.fields):
+    for found in process.read(file, own, reading.fields, ocr=reading.ocr):
         if isinstance(found, Report):
             report(found)
             continue

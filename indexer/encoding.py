@@ -318,7 +318,9 @@ class LocalExecutor:
             before = shard.tokens
             for positions, encoding in found.parts:
                 rows = [batch.rows[i] for i in positions]
-                _check(encoding.vectors, shard.vectors.shape[1], [shard.ids[row] for row in rows])
+                check_encoded(
+                    encoding.vectors, shard.vectors.shape[1], [shard.ids[row] for row in rows]
+                )
                 shard.vectors[rows] = encoding.vectors
                 shard.tokens += int(encoding.token_counts.sum())
                 shard.truncated += int(encoding.truncated.sum())
@@ -329,7 +331,8 @@ class LocalExecutor:
             yield shard
 
 
-def _check(vectors: FloatArray, dimension: int, ids: list[str]) -> None:
+def check_encoded(vectors: FloatArray, dimension: int, ids: Sequence[str]) -> None:
+    """Raises VectorError if vectors of documents are not of unit norm, or of another shape."""
     if vectors.shape != (len(ids), dimension):
         raise VectorError(
             f"the encoder returned an array of shape {vectors.shape} instead of "

@@ -36,10 +36,11 @@ def max_text_chars(*, chunked: bool) -> int:
 
 
 # What the child process that reads ordinary files may use, for one file: memory, seconds, and
-# seconds more for each MiB of it.
+# seconds more for each MiB of it and each page whose text is recognized.
 READER_MEMORY_BYTES = 3 << 30
 READER_SECONDS = 120.0
 READER_SECONDS_PER_MIB = 2.0
+READER_SECONDS_PER_OCR_PAGE = 60.0
 # A document that is read as a whole: text, HTML, Markdown.
 MAX_DOCUMENT_BYTES = 64 << 20
 # Pages of a PDF.

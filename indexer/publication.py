@@ -1,13 +1,15 @@
 """The folder of an index for commands: its locks, new versions, and their one way to publication.
 
 .<version>.tmp      a new version; belongs to the holder of the lock for builds
+.<version>.new      a version of a live write; belongs to the holder of the lock for changes
 .<version>.deleted  a version that is being deleted
 
-The lock for changes is held for moments: by a build or update while it publishes, and by activate,
-rollback, prune and migrate. What is decided from `CURRENT` is done before it is released.
+The lock for changes is held for moments: by a live write, by a build or update while it publishes,
+and by activate, rollback, prune and migrate. What is decided from `CURRENT` is done before it is
+released.
 
-The lock for builds is held by a build or update from start to end. Versions can be activated and
-pruned in the meantime. It is taken before the lock for changes.
+The lock for builds is held by a build, update or merge from start to end. Versions can be activated
+and pruned in the meantime. It is taken before the lock for changes.
 """
 
 from collections.abc import Iterator
@@ -32,7 +34,9 @@ CHANGE_WAIT = 10.0
 BUILD_WAIT = 0.5
 # Digits of the build key in the id of a version.
 KEY_DIGITS = 8
-NEW = ".tmp"
+# The first letter of the build key of live writes, which have no build.
+LIVE_KEY = "w"
+NEW, WRITE = ".tmp", ".new"
 DELETED = ".deleted"
 
 
@@ -66,6 +70,8 @@ class IndexWriter(IndexFolder):
             raise IndexVersionError(message, code="no_active_version", index=self.name)
         with exclusive(self.path, command, wait=CHANGE_WAIT):
             remove_temporary(self.path)
+            for version in hidden_names(self.path, WRITE):
+                remove_folder(hidden(self.path, version, WRITE))
             yield
 
     @contextmanager
@@ -80,16 +86,16 @@ class IndexWriter(IndexFolder):
             yield
 
     @contextmanager
-    def new_version(self, build_key: str) -> Iterator[tuple[str, Path]]:
+    def new_version(self, build_key: str, end: str = NEW) -> Iterator[tuple[str, Path]]:
         """Yields the id of a new version and its hidden folder, which `publish` moves to its place.
 
-        The index is locked for builds. The folder is removed if the block does not publish it. The
-        first digits of the build key end the id.
+        The index is locked for builds or, if `end` is `WRITE`, for changes. The folder is removed
+        if the block does not publish it. The first digits of the build key end the id.
         """
         time = datetime.now(UTC)
         while True:
             version = f"{time:%Y%m%dT%H%M%S.%fZ}-{build_key[:KEY_DIGITS]}"
-            folder = hidden(self.path, version, NEW)
+            folder = hidden(self.path, version, end)
             if not (folder.exists() or self.version(version).exists()):
                 break
             time += timedelta(microseconds=1)  # the clock was set back
@@ -122,14 +128,22 @@ class IndexWriter(IndexFolder):
             self.check_base(base)
             known = {
                 "parent": self._active_or_none(),
-                "number": max(self.numbers().values(), default=0) + 1,
+                "number": self.next_number(),
             }
             manifest = manifest.model_copy(update=known)
             write_manifest(folder, manifest)
-            folder.rename(self.version(manifest.version))
-            sync(self.path)
-            self.switch(manifest.version)
+            self.show(folder, manifest.version)
         return manifest
+
+    def show(self, folder: Path, version: str) -> None:
+        """Moves a new version, which is on disk, to its place and activates it; locked."""
+        folder.rename(self.version(version))
+        sync(self.path)
+        self.switch(version)
+
+    def next_number(self) -> int:
+        """Returns the number of the next version; the index is locked for changes."""
+        return max(self.numbers().values(), default=0) + 1
 
     def switch(self, version: str) -> None:
         """Activates a version, first in its store, then in `CURRENT`; the index is locked."""
@@ -187,6 +201,11 @@ def verify_version(folder: Path, stores: VectorStores = FAISS_ONLY) -> IndexMani
         verify_files(folder, manifest)
         open_segments(folder, manifest, stores.for_version(folder))
     return manifest
+
+
+def is_live(version: str) -> bool:
+    """Returns whether a version is that of a live write, by its id."""
+    return version.rpartition("-")[2].startswith(LIVE_KEY)
 
 
 def hidden(parent: Path, name: str, end: str) -> Path:

@@ -1,45 +1,40 @@
-"""Builds a new version from the active one and changes; only new texts are encoded."""
+"""Changes of an index: documents, components, merges; only new texts are encoded."""
 
 import hashlib
 import json
 import os
-import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import groupby
 from pathlib import Path
+
+from pyroaring import BitMap
 
 from core import documents, filters
 from core.documents import DocumentReader
 from core.encoders import Encoder, EncoderSpec
-from core.errors import CareError, CorpusError, EmbeddingSpaceError
-from core.files import remove_folder, remove_temporary, sha256_file, writing_in
+from core.errors import CareError, CorpusError, EmbeddingSpaceError, IndexVersionError
+from core.files import remove_folder, remove_temporary, writing_in
 from core.filters import FilterReader
 from core.locks import exclusive
-from core.manifest import FULL_TEXT, TERMS, TOKENS, UNKNOWN, IndexManifest, UpdateRecord
+from core.manifest import FULL_TEXT, TERMS, TOKENS, UNKNOWN, IndexManifest
 from core.provenance import library_versions
-from core.types import Document
-from core.versions import with_version
-from indexer.build import (
-    BuildOptions,
-    EncodedCorpus,
-    Source,
-    build,
-    corpus_source,
-    same_full_text,
-    same_terms,
-)
-from indexer.corpus import Location
+from core.versions import read_manifest, with_version
+from indexer.build import BuildOptions, EncodedCorpus, corpus_source, same_full_text, same_terms
+from indexer.live.addition import Additions, add_segment
+from indexer.live.version import Changed, compose, publish
 from indexer.publication import BUILD_WAIT, IndexWriter, hide, verify_version
-from indexer.staging import REJECTS, StagedCorpus, stage, write_staged
-from indexer.vector_cache import version_vectors
+from indexer.rewriting import StagedAdditions, rewrite
+from indexer.state import IndexState, check_encoder
 from stores.lexical import is_current, write_full_text
 from stores.registry import default_factories
 from stores.term_list import write_terms
 from stores.token_vectors import token_vector_spec
+
+# With more new or deleted documents than this share of the base, a version is built anew.
+_MOST_CHANGED = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +49,8 @@ class Changes:
 
 
 def active_manifest(index: IndexWriter) -> IndexManifest:
-    """Verifies the active version and returns its manifest."""
-    return with_version(
-        index.active,
-        lambda version: verify_version(index.version(version), index.stores),
-    )
+    """Returns the manifest of the active version, which is not verified."""
+    return with_version(index.active, lambda version: read_manifest(index.version(version)))
 
 
 def requested_factory(manifest: IndexManifest) -> str | None:
@@ -74,11 +66,12 @@ def update(
     base: IndexManifest,
     document_encoder: Encoder,
     query_encoder: Encoder,
-) -> tuple[IndexManifest, EncodedCorpus] | None:
-    """Builds a new version from the active one and changes, verifies it and activates it.
+) -> tuple[IndexManifest, EncodedCorpus | None] | None:
+    """Changes documents of the active version; verifies and activates the version that results.
 
-    Documents keep their order; a replaced document keeps its position, and new documents follow in
-    the order of their files. The result equals a build from a corpus in this order.
+    The new version has a segment more, with the new documents, and everything else is that of the
+    active one. If a fifth of its base is new or deleted, or the options ask for other components,
+    it is built anew (`indexer/rewriting.py`).
 
     Args:
         options: Options of the build; `corpus` is ignored.
@@ -86,18 +79,20 @@ def update(
         query_encoder: Encodes the held-out queries and the canaries.
 
     Returns:
-        The result of `build`, or None if neither documents nor components would change.
+        The manifest and the encoded corpus, without which documents were only deleted; or None if
+        neither documents nor components would change.
 
     Raises:
         CareError: If the update fails; the active version does not change.
     """
-    other_components = not _same_components(base, options)
-    if not changes.add and not changes.delete and not other_components:
+    encoders = document_encoder, query_encoder
+    other_components = not same_components(base, options)
+    other_fusion = options.full_text and base.fusion != options.fusion
+    if not (changes.add or changes.delete or other_components or other_fusion):
         message = "the update has no changes: use --add, --delete, --terms, --lexical-weight, "
         message += "--full-text or --token-vectors"
         raise CorpusError(message, code="no_changes")
     _check_encoder(base, document_encoder.spec, options, changes)
-    folder = options.index.version(base.version)
     if options.chunking not in (None, base.chunking):
         raise CareError(
             f"index '{base.name}' was built with another chunking, which an update cannot change: "
@@ -107,42 +102,83 @@ def update(
     options = replace(options, chunking=base.chunking)
     given = changes.delete or ()
     path, deleted = (given, _read_ids(given)) if isinstance(given, Path) else (None, list(given))
-    additions = replace(options, corpus=changes.add or "")
-    with _checks_base(options, base), _stage_additions(additions, document_encoder) as added:
-        new = DocumentReader(added.folder / documents.FILE_NAME) if added else ()
-        old = DocumentReader(folder / documents.FILE_NAME)
-        merged = _MergedDocuments(base.version, old, new, deleted)
-        if merged.missing and not changes.missing_ok:
-            id_, count = merged.missing[0], len(merged.missing)
+    to_add = replace(options, corpus=changes.add or "")
+    with _checks_base(options, base), _stage_additions(to_add, document_encoder) as added:
+        index = options.index
+        state = IndexState.open(index, base.version, stores=index.stores)
+        additions = Additions(state, added.documents if added else (), deleted)
+        if additions.missing and not changes.missing_ok:
+            id_, count = additions.missing[0], len(additions.missing)
             message = (
                 f"{path or 'delete'}: document '{id_}' is not in index '{base.name}'; {count} ids "
                 "in total are not (--missing-ok ignores them)"
             )
             raise CorpusError(message, code="unknown_id", path=path, id=id_, count=count)
-        record = merged.record
-        if not record.added + record.replaced + record.deleted and not other_components:
+        if not (additions or other_components or other_fusion):
             return None
-        facts = [base.version, added.staged.checksum if added else None, sorted(deleted)]
-        facts += ["encode all"] * changes.encode_all  # shards with known vectors are not resumed
-        source = Source(
-            checksum=hashlib.sha256(json.dumps(facts).encode()).hexdigest(),
-            stage=lambda target: _stage(target, options, base, merged, added),
-            vector_cache=None
-            if changes.encode_all or not has_token_vectors(base, options)
-            else version_vectors(folder, base, options.builds, options.stores),
-            base=base,
-        )
-        return build(options, document_encoder, query_encoder, source)
+        anew = other_components or changes.encode_all or not _same_index(base, options)
+        if anew or _is_large(state, additions):
+            verify_version(index.version(base.version), index.stores)
+            try:
+                how = {"encode_all": changes.encode_all}
+                return rewrite(options, state, added, additions.deleted, encoders, **how)
+            except IndexVersionError as error:
+                if anew or error.code != "vectors_gone":
+                    raise
+        state.check()
+        return add_segment(options, state, added, deleted, additions, encoders)
 
 
-def has_token_vectors(base: IndexManifest, options: BuildOptions) -> bool:
-    """Returns whether a version has the token vectors that the options ask for, if any."""
-    return options.token_vectors in (None, token_vector_spec(base))
+def merge(
+    options: BuildOptions, base: IndexManifest, document_encoder: Encoder, query_encoder: Encoder
+) -> IndexManifest | None:
+    """Builds a version with one segment of the documents of the active version; encodes nothing.
+
+    Args:
+        document_encoder: Its specification must be that of the version.
+
+    Returns:
+        The manifest of the new version, or None if the active one has one segment and all of its
+        documents.
+
+    Raises:
+        CareError: If the merge fails; the active version does not change.
+    """
+    if not base.segments:
+        return None
+    _check_encoder(base, document_encoder.spec, options, Changes())
+    index = options.index
+    options = replace(options, chunking=base.chunking)
+    with _checks_base(options, base):
+        verify_version(index.version(base.version), index.stores)
+        state = IndexState.open(index, base.version, stores=index.stores)
+        return rewrite(options, state, None, (), (document_encoder, query_encoder))[0]
 
 
-def _same_components(base: IndexManifest, options: BuildOptions) -> bool:
+def _is_large(state: IndexState, additions: Additions) -> bool:
+    """Returns whether so much of the base is new or deleted that it is better built anew."""
+    base = state.entries[0].count
+    new = sum(len(additions.chunks(row)) for row in additions.new.values())
+    small = sum(entry.count - entry.deleted for entry in state.entries[1:])
+    gone = len(state.deleted) + len(additions.removed)
+    return new + small + gone > _MOST_CHANGED * base
+
+
+def _same_index(base: IndexManifest, options: BuildOptions) -> bool:
+    """Returns whether a version has its vectors where and how the options ask for them."""
+    return (
+        base.store == options.store == "faiss"
+        and options.factory in (None, base.factory)
+        and options.recall in (None, base.recall.target)
+        and not options.queries
+    )
+
+
+def same_components(base: IndexManifest, options: BuildOptions) -> bool:
+    """Returns whether a version has the components that the options ask for, and is current."""
     same_tokens = token_vector_spec(base) == options.token_vectors
-    return same_tokens and same_full_text(base, options) and not _has_old_terms(base)
+    weighted = base.model_copy(update={"fusion": options.fusion})
+    return same_tokens and same_full_text(weighted, options) and not _has_old_terms(base)
 
 
 def _has_old_terms(base: IndexManifest) -> bool:
@@ -167,10 +203,16 @@ def update_components(
         CareError: If the update fails; the active version does not change.
     """
     _check_encoder(base, spec, options, Changes())
-    if _same_components(base, options):
+    fusion = dict(options.fusion) if options.full_text else {}
+    same = same_components(base, options)
+    if same and base.fusion == fusion:
         return None
     started = time.perf_counter()
     index = options.index
+    if base.segments:
+        assert same, "a version of several segments is merged first"
+        with _checks_base(options, base):
+            return _change_fusion(index, base, fusion)
     components = dict(base.components)
     if not options.full_text or _has_old_terms(base):
         components.pop(FULL_TEXT, None)
@@ -201,12 +243,32 @@ def update_components(
         changed = {
             "version": version,
             "components": components,
-            "fusion": dict(options.fusion) if options.full_text else {},
+            "fusion": fusion,
             "created_at": datetime.now(UTC),
             "build_seconds": round(time.perf_counter() - started, 3),
             "libraries": library_versions(),
         }
         return index.publish(base.model_copy(update=changed), folder, base.version)
+
+
+def _change_fusion(
+    index: IndexWriter, base: IndexManifest, fusion: Mapping[str, float]
+) -> IndexManifest:
+    """Publishes a version with the segments of the active one and another weight of full text."""
+    key = hashlib.sha256(json.dumps([base.version, dict(fusion)]).encode()).hexdigest()
+    with (
+        index.building("update"),
+        index.new_version(key) as (version, folder),
+        index.changing("update"),
+    ):
+        index.check_base(base.version)
+        state = IndexState.open(index, base.version, stores=index.stores)
+        changed = Changed(BitMap(), base.corpus.update, fusion=fusion)
+        manifest, dead = compose(state, version, changed)
+        manifest = manifest.model_copy(
+            update={"corpus": base.corpus, "libraries": library_versions()}
+        )
+        return publish(index, folder, manifest, dead, index.next_number())
 
 
 @contextmanager
@@ -222,16 +284,8 @@ def _checks_base(options: BuildOptions, base: IndexManifest) -> Iterator[None]:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class _StagedAdditions:
-    """The corpus of added documents, staged in a separate folder."""
-
-    folder: Path
-    staged: StagedCorpus
-
-
 @contextmanager
-def _stage_additions(options: BuildOptions, encoder: Encoder) -> Iterator[_StagedAdditions | None]:
+def _stage_additions(options: BuildOptions, encoder: Encoder) -> Iterator[StagedAdditions | None]:
     if not options.corpus:
         yield None
         return
@@ -243,107 +297,9 @@ def _stage_additions(options: BuildOptions, encoder: Encoder) -> Iterator[_Stage
         remove_temporary(folder)
         with writing_in(folder):
             staged = source.stage(folder)
-        yield _StagedAdditions(folder, staged)
+        yield StagedAdditions(folder, staged)
         # Kept if the update fails, so that a retry can reuse it.
         remove_folder(hide(folder))
-
-
-class _MergedDocuments:
-    """The documents of a version after changes, in order; iteration yields each one's chunks.
-
-    `new` documents are added or replace `old` ones.
-
-    Attributes:
-        missing: Ids in `deleted` that are not in the version.
-        record: Numbers of changes.
-    """
-
-    def __init__(
-        self,
-        base: str,
-        old: DocumentReader,
-        new: DocumentReader | tuple[()],
-        deleted: Sequence[str],
-    ) -> None:
-        self._old, self._new = old, new
-        self._row_of = {_own_id(d): row for row, d in enumerate(new) if d.chunk == 0}
-        self._deleted = dict.fromkeys(deleted)
-        if both := [id_ for id_ in self._deleted if id_ in self._row_of]:
-            message = (
-                f"_id '{both[0]}' is both added and deleted; {len(both)} such ids in total: list "
-                "them only in --add or only in --delete"
-            )
-            raise CorpusError(message, code="added_and_deleted", id=both[0], count=len(both))
-        found = set()
-        self._matched = set()
-        replaced = unchanged = 0
-        for id_, chunks in groupby(old, _own_id):
-            if id_ in self._deleted:
-                found.add(id_)
-            elif id_ in self._row_of:
-                self._matched.add(id_)
-                same = _contents(chunks) == _contents(self._chunks(self._row_of[id_]))
-                unchanged += same
-                replaced += not same
-            else:
-                unchanged += 1
-        self.missing = [id_ for id_ in self._deleted if id_ not in found]
-        added = len(self._row_of) - len(self._matched)
-        if not added + replaced + unchanged:
-            raise CorpusError("the update would delete all documents", code="empty_corpus")
-        self.record = UpdateRecord(
-            base=base, added=added, replaced=replaced, deleted=len(found), unchanged=unchanged
-        )
-
-    def __iter__(self) -> Iterator[list[Document]]:
-        for id_, chunks in groupby(self._old, _own_id):
-            row = self._row_of.get(id_)
-            if id_ not in self._deleted:
-                yield list(chunks) if row is None else self._chunks(row)
-        for id_, row in self._row_of.items():
-            if id_ not in self._matched:
-                yield self._chunks(row)
-
-    def _chunks(self, row: int) -> list[Document]:
-        return [self._new[row + chunk] for chunk in range(self._new[row].chunks)]
-
-
-def _own_id(document: Document) -> str:
-    return document.parent or document.id
-
-
-def _contents(chunks: Iterable[Document]) -> list[tuple[str, str, str]]:
-    # Compared as JSON, because 1 == 1.0 == True in Python.
-    return [(chunk.title, chunk.text, json.dumps(chunk.metadata)) for chunk in chunks]
-
-
-def _stage(
-    folder: Path,
-    options: BuildOptions,
-    base: IndexManifest,
-    merged: _MergedDocuments,
-    added: _StagedAdditions | None,
-) -> StagedCorpus:
-    new_files = added.staged.files if added else []
-    staged = stage(
-        ((Location(documents.FILE_NAME, n), chunks) for n, chunks in enumerate(merged, start=1)),
-        folder,
-        files=list(dict.fromkeys([*base.corpus.files, *new_files])),
-        checksum="",
-        chunked=base.chunking is not None,
-        max_reject_rate=options.max_reject_rate,
-        progress=options.progress,
-    )
-    if added:
-        shutil.copyfile(added.folder / REJECTS, folder / REJECTS)
-    facts = {
-        "checksum": sha256_file(folder / documents.FILE_NAME),
-        "rejected": added.staged.rejected if added else 0,
-        "update": merged.record,
-    }
-    staged = staged.model_copy(update=facts)
-    write_staged(folder, staged)
-    return staged
 
 
 def _read_ids(path: Path) -> list[str]:
@@ -357,16 +313,7 @@ def _read_ids(path: Path) -> list[str]:
 def _check_encoder(
     base: IndexManifest, spec: EncoderSpec, options: BuildOptions, changes: Changes
 ) -> None:
-    expected, found = base.encoder.model_dump(), spec.model_dump()
-    if differ := [field for field in expected if expected[field] != found[field]]:
-        raise EmbeddingSpaceError(
-            f"index '{base.name}' was encoded by {base.encoder.model} (embedding space "
-            f"'{base.encoder.embedding_space}'), the document encoder of the pair is {spec.model} "
-            f"(embedding space '{spec.embedding_space}'); different fields: {', '.join(differ)}. "
-            "Use the pair that built the index, or build the index again",
-            code="other_encoder",
-            differ=differ,
-        )
+    check_encoder(base, spec)
     before, now = (base.backend, base.dtype), (options.backend, options.dtype)
     if not changes.encode_all and UNKNOWN not in before and before != now:
         message = (

@@ -1,6 +1,5 @@
 """Lookup of the vectors and token vectors of an index version by the digest of their text."""
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -17,11 +16,7 @@ from core.types import FloatArray, RowArray
 from indexer.digests import DIGEST, digest
 from indexer.encoding import Known, VectorCache
 from indexer.staging import read_staged, row_texts, unique_text_rows
-from stores.registry import VectorStores
-from stores.token_vectors import open_token_vectors
-
-# Other index types store approximations, or cannot return the vector of a row.
-_EXACT = re.compile(r"Flat|HNSW\d+(,Flat)?")
+from indexer.state import IndexState
 
 
 def vector_cache(
@@ -49,33 +44,32 @@ def vector_cache(
     return find
 
 
-def version_vectors(
-    folder: Path, manifest: IndexManifest, builds: Path, stores: VectorStores
-) -> VectorCache:
+def version_vectors(state: IndexState, builds: Path) -> VectorCache:
     """Returns a lookup of the vectors of a version, and of its token vectors.
 
-    Vectors are read from the index or, if its type is lossy, from the shards of its build in the
-    folder `builds`.
+    Vectors are read from its segments; those of a base whose index type is lossy, from the shards
+    of its build in the folder `builds`.
 
     Raises:
         IndexVersionError: If the vectors cannot be read, or the text normalisation has changed.
     """
-    if _EXACT.fullmatch(manifest.factory):
-        reader = DocumentReader(folder / documents.FILE_NAME)
-        vectors = stores.for_version(folder).open(folder, manifest)
-        tokens = open_token_vectors(folder, manifest)
-        texts = row_texts(reader, range(len(reader)))
-        cache = vector_cache(texts, vectors.take, tokens.row if tokens else None)
-    elif found := _build_vectors(manifest, builds):
-        cache = found
-    else:
-        raise IndexVersionError(
-            f"the vectors of version {manifest.version} are not available: its index type "
-            f"{manifest.factory} is lossy and its shards are not in {builds}: build the index "
-            "again from its whole corpus, or encode all documents again (--encode-all)",
-            code="vectors_gone",
-            version=manifest.version,
-        )
+    manifest = state.manifest
+    caches = []
+    lossy = not state.stores_vectors(0)
+    if lossy:
+        if not (found := _build_vectors(state.parts[0].manifest, builds)):
+            raise IndexVersionError(
+                f"the vectors of version {manifest.version} are not available: its index type "
+                f"{manifest.factory} is lossy and its shards are not in {builds}: build the index "
+                "again from its whole corpus, or encode all documents again (--encode-all)",
+                code="vectors_gone",
+                version=manifest.version,
+            )
+        caches.append(found)
+    first = int(state.rows.first[1]) if lossy else 0
+    if first < state.rows.count:
+        caches.append(rows_vectors(state, np.arange(first, state.rows.count)))
+    cache = _either(caches)
     known = cache([canary.text for canary in manifest.canaries])
     same = np.array_equal(known.vectors, canary_vectors(manifest.canaries))
     if not (known.found.all() and same):
@@ -86,6 +80,40 @@ def version_vectors(
             version=manifest.version,
         )
     return cache
+
+
+def rows_vectors(state: IndexState, rows: RowArray) -> VectorCache:
+    """Returns a lookup of the vectors, and token vectors, of rows whose segments store vectors."""
+    tokens = (lambda at: state.tokens(int(rows[at]))) if state.has_tokens else None
+    return vector_cache(
+        row_texts(state.documents, rows.tolist()), lambda at: state.take(rows[at]), tokens
+    )
+
+
+def _either(caches: Sequence[VectorCache]) -> VectorCache:
+    """Returns a lookup in several lookups, the first of which has priority."""
+    if len(caches) == 1:
+        return caches[0]
+
+    def find(texts: Sequence[str]) -> Known:
+        known = caches[0](texts)
+        for cache in caches[1:]:
+            lacking = np.flatnonzero(~known.found)
+            more = cache([texts[i] for i in lacking.tolist()])
+            found = known.found.copy()
+            found[lacking[more.found]] = True
+            order = np.argsort(
+                np.concatenate([np.flatnonzero(known.found), lacking[more.found]]), kind="stable"
+            )
+            tokens = [*known.token_vectors, *more.token_vectors]
+            known = Known(
+                found,
+                np.concatenate([known.vectors, more.vectors])[order],
+                [tokens[i] for i in order.tolist()] if tokens else (),
+            )
+        return known
+
+    return find
 
 
 def _build_vectors(manifest: IndexManifest, builds: Path) -> VectorCache | None:

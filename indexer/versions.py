@@ -4,14 +4,24 @@ All functions raise CareError, without any change, if a store of vectors cannot 
 """
 
 import re
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from core.errors import CareError, IndexVersionError
-from core.files import remove_folder, remove_temporary
+from core.files import read_small, remove_folder, remove_temporary, write_text
 from core.locks import LOCK, exclusive
-from core.manifest import SCHEMA_VERSION
-from core.versions import IndexFolder, has_checksum, read_manifest, schema_of, write_manifest
+from core.manifest import DELETED_FILE, SCHEMA_VERSION, SEGMENT_FILE
+from core.records import parse_json
+from core.versions import (
+    CHECKSUM,
+    MANIFEST,
+    IndexFolder,
+    has_checksum,
+    read_manifest,
+    schema_of,
+    write_manifest,
+)
 from indexer.publication import (
     BUILD_LOCK,
     DELETED,
@@ -21,11 +31,14 @@ from indexer.publication import (
     hidden,
     hidden_names,
     hide,
+    is_live,
     verify_version,
 )
 from indexer.staging import read_staged
 
 _BUILD = re.compile("[0-9a-f]{16}")
+# What `IndexWriter.new_version` names folders.
+_VERSION = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{6}Z-[0-9a-z]+")
 _ADDED = re.compile("added-[0-9a-f]{16}")
 
 
@@ -45,7 +58,8 @@ def rollback(index: IndexWriter) -> str:
     """Activates the version before the active one and returns its id.
 
     It is the version that was active when the active one was published or, if that one is deleted,
-    the last one that was published before.
+    the last one that was published before. If the active one is that of a live write, it is the
+    last one before that is not.
 
     Raises:
         IndexVersionError: If there is no such version, it is damaged, or another command activates
@@ -77,7 +91,11 @@ def _verify(index: IndexWriter, version: str) -> None:
 
 def _previous(index: IndexFolder, current: str) -> str:
     versions = index.versions()
-    if current in versions:
+    if current in versions and is_live(current):
+        older = [one for one in versions[: versions.index(current)] if not is_live(one)]
+        if older:
+            return older[-1]
+    elif current in versions:
         with suppress(IndexVersionError):  # the version may be damaged
             parent = read_manifest(index.version(current)).parent
             if parent and parent in versions:
@@ -118,17 +136,63 @@ def prune(index: IndexWriter, builds: Path, *, keep: int) -> list[str]:
             and not index.stores.for_version(folder / version).is_active(folder / version)
         ]
         kept = [version for version in newest_first if version not in deleted]
-        _hide_builds(own_builds, deleted, kept + hidden_names(folder, NEW))
-        for version in deleted:
-            hide(folder / version)
+        needed = segment_folders(index, kept)
+        gone = [version for version in deleted if version not in needed]
+        _hide_builds(own_builds, gone, [*kept, *needed, *hidden_names(folder, NEW)])
+        retire(index, deleted, needed)
         # If the index is locked for builds, its new version belongs to a build that runs.
         with suppress(CareError), exclusive(folder, "prune", BUILD_LOCK):
             for version in hidden_names(folder, NEW):
                 hidden(folder, version, NEW).rename(hidden(folder, version, DELETED))
+            _hide_unused(index, needed)
     index.remove_deleted()
     for key in hidden_names(own_builds, DELETED):
         remove_folder(hidden(own_builds, key, DELETED))
     return deleted
+
+
+def retire(index: IndexWriter, versions: Iterable[str], needed: Collection[str]) -> None:
+    """Hides versions to delete them; of folders that are `needed` only the version is deleted.
+
+    The index is locked for changes.
+    """
+    for version in versions:
+        folder = index.version(version)
+        if version not in needed:
+            hide(folder)
+            continue
+        manifest = folder / MANIFEST
+        if (folder / SEGMENT_FILE).exists():
+            manifest.unlink()
+        else:
+            manifest.rename(folder / SEGMENT_FILE)
+        _remove_facts(folder)
+
+
+def _remove_facts(folder: Path) -> None:
+    """Removes what only a version needs from the folder of a segment."""
+    for name in (CHECKSUM, DELETED_FILE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _hide_unused(index: IndexWriter, needed: Collection[str]) -> None:
+    """Hides folders without a manifest whose segments no version needs, to delete them."""
+    for folder in [path for path in index.path.glob("[!.]*/") if not (path / MANIFEST).exists()]:
+        if folder.name in needed:
+            _remove_facts(folder)
+        elif _VERSION.fullmatch(folder.name):
+            hide(folder)
+
+
+def segment_folders(index: IndexFolder, versions: Iterable[str]) -> set[str]:
+    """Returns the folders that have the segments of some versions."""
+    folders = set()
+    for version in versions:
+        # A manifest that is damaged names none: its version cannot be opened.
+        with suppress(ValueError, TypeError, KeyError, AttributeError):
+            content = parse_json(read_small(index.version(version) / MANIFEST))
+            folders |= {entry["folder"] for entry in content.get("segments", ())}
+    return folders
 
 
 def migrate(index: IndexWriter) -> list[str]:
@@ -146,6 +210,7 @@ def migrate(index: IndexWriter) -> list[str]:
     migrated: list[str] = []
     with index.changing("migrate"):
         numbers = index.numbers()
+        needed = segment_folders(index, numbers)
         # The newest first: versions without numbers precede those with numbers, also after a kill.
         for version, before in reversed([*zip(numbers, [None, *numbers], strict=False)]):
             folder = index.version(version)
@@ -155,6 +220,9 @@ def migrate(index: IndexWriter) -> list[str]:
                 parent = manifest.parent or (before if old_schema else None)
                 known = {"parent": parent, "number": numbers[version]}
                 remove_temporary(folder)
+                if version in needed and not (folder / SEGMENT_FILE).exists():
+                    # Others name it with the checksum of the manifest as it was.
+                    write_text(folder / SEGMENT_FILE, (folder / MANIFEST).read_text("utf-8"))
                 write_manifest(folder, manifest.model_copy(update=known))
                 migrated.insert(0, version)
     return migrated

@@ -39,11 +39,16 @@ from service.routes.answer import answer_routes
 from service.routes.application import Application
 from service.routes.openai import openai_routes
 from service.routes.search import PAGE, admin_routes, list_routes, public_routes, search_routes
+from service.routes.writes import write_routes
 from service.settings import Settings, plain
+from service.writes import Writes
 
 _LOG = logging.getLogger("care.service")
 
-ROUTERS = (search_routes, answer_routes, list_routes, openai_routes, admin_routes, public_routes)
+ROUTERS = (
+    *(search_routes, answer_routes, write_routes, list_routes, openai_routes, admin_routes),
+    public_routes,
+)
 
 if TYPE_CHECKING:
     from service.pipeline.chat_server import ChatServer
@@ -64,8 +69,10 @@ class Shared:
     cache: Callable[[int, int], MemoryCache]
     # Returns the version that all serve, which is opened by the function that it gets.
     serve: Callable[[Callable[..., Snapshot]], Served]
-    # Lets the other workers load the active version of an index that they have open.
-    tell_others: Callable[[str], Coroutine[Any, Any, None]]
+    # Lets the other workers load the active version of an index that they have open, or one with at
+    # least this number.
+    tell_others: Callable[[str, int | None], Coroutine[Any, Any, None]]
+    writer: str  # the socket of the writer process, if there is one
     # Shows that the event loop of this worker runs, until it is cancelled.
     beat: Callable[[], Coroutine[Any, Any, None]]
 
@@ -101,6 +108,7 @@ def create_app(
     encoder: QueryEncoder | None = None,
     overflow: QueryEncoder | None = None,
     shared: "Shared | None" = None,
+    writer: str = "",
 ) -> FastAPI:
     """Creates the application with its engine; all settings are checked before an encoder loads.
 
@@ -109,6 +117,8 @@ def create_app(
         encoder: A query encoder to use instead of the configured pair's.
         overflow: One to use for a full queue, instead of that of `overflow_pair`.
         shared: What this process shares with other workers, if there are any.
+        writer: The socket of the writer process of a service without workers; without one,
+            documents cannot be written.
 
     Raises:
         CareError: If a setting is wrong, or the encoder or the index cannot be loaded.
@@ -124,7 +134,9 @@ def create_app(
     audit = AuditLog(settings.audit_file) if settings.audit_file else None
     catalog = build_catalog(settings, metrics, redis, encoder, overflow, shared)
     try:
-        return build_app(settings, metrics, catalog, access, tracer, shared, audit)
+        writer = shared.writer if shared else writer
+        writes = Writes(writer, catalog.follow, metrics) if writer else None
+        return build_app(settings, metrics, catalog, access, tracer, shared, audit, writes)
     except BaseException:
         catalog.stop()  # its threads would keep the process alive
         raise
@@ -208,6 +220,7 @@ def build_app(
     tracer: Tracer | None = None,
     shared: "Shared | None" = None,
     audit: AuditLog | None = None,
+    writes: Writes | None = None,
 ) -> FastAPI:
     """Creates the application around a catalog, which it closes: its routes and middleware."""
     engine = catalog.default.engine
@@ -226,6 +239,8 @@ def build_app(
         if shared:
             tasks.append(loop.create_task(shared.beat()))
         yield
+        if writes:
+            await writes.close()
         for task in tasks:
             task.cancel()
         await catalog.close()
@@ -273,6 +288,7 @@ def build_app(
         answers,
         access.tokens,
         chat,
+        writes,
     )
     return app
 

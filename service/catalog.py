@@ -47,8 +47,9 @@ _CANARIES = 1
 
 # Opens the version in a folder, and checks some of its canaries, or all with None.
 OpenVersion = Callable[..., Snapshot]
-# Lets the other workers of the service load the active version of an index too.
-TellOthers = Callable[[str], Awaitable[None]]
+# Lets the other workers of the service load the active version of an index too, or one with at
+# least this number.
+TellOthers = Callable[[str, int | None], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,21 +203,28 @@ class Catalog:
         it open loads it; the error of one that cannot is raised, and that one keeps the old
         version.
         """
-        if name == self.default_name:
-            await self.served.reload()
-            return self.default
-        self._failures.pop(name, None)
-        if name in self._served:
-            await self._served[name].reload()
-        if self._tell_others:
-            await self._tell_others(name)
+        await self.follow(name)
         return await self.open(name, deadline)
 
-    async def look(self, name: str) -> None:
-        """Loads the active version of an index, if it is open here; the errors are of `reload`."""
+    async def follow(self, name: str, number: int | None = None) -> None:
+        """Serves the active version of an index in all workers that have it open; see `reload`.
+
+        With a number, a worker that serves the version with this number or a later one loads none.
+        """
+        if name == self.default_name:
+            await self.served.reload(number)
+            return
+        await self.look(name, number)
+        if self._tell_others:
+            await self._tell_others(name, number)
+
+    async def look(self, name: str, number: int | None = None) -> None:
+        """Does what `follow` does, in this worker alone; not of the default index."""
+        if opening := self._opening.get(name):
+            await asyncio.shield(opening)  # it may have read which version is active
         self._failures.pop(name, None)
         if name in self._served:
-            await self._served[name].reload()
+            await self._served[name].reload(number)
 
     async def watch(self) -> None:
         """Looks at each open index about every `CARE_WATCH_SECONDS`, and loads what has changed."""

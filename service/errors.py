@@ -15,19 +15,26 @@ _STATUSES = {
     "unauthorized": 401,
     "no_admin_key": 401,
     "forbidden": 403,
+    "needs_key": 403,
+    "outside_grant": 403,
     "model_not_found": 404,
     "unknown_document": 404,
     "unknown_index": 404,
+    "unknown_write": 404,
+    "document_changed": 412,
     "body_too_long": 413,
     "url_too_long": 414,
     "unsupported_content_encoding": 415,
     "unsupported_media_type": 415,
     "expectation_failed": 417,
+    "invalid_record": 422,
     "invalid_request": 422,
     "overloaded": 429,
     "rate_limited": 429,
     "headers_too_long": 431,
     "shutting_down": 503,
+    "encoding_failed": 503,
+    "writer_unavailable": 503,
     "self_test_failed": 503,
     "too_many_requests": 503,
     "deadline_exceeded": 504,
@@ -61,6 +68,11 @@ class RequestError(CareError):
         self.status = _STATUSES[code]
         self.rejection = rejection or _REJECTIONS.get(code)
         self.errors = errors
+
+
+def is_request_error(code: str) -> bool:
+    """Returns whether a code has a status of HTTP."""
+    return code in _STATUSES
 
 
 def shown(error: Exception) -> CareError:

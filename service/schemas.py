@@ -40,7 +40,7 @@ _ABOUT = {"title", "description", "default", "examples"}
 _NULL = {"type": "null"}
 
 
-class _Request(BaseModel):
+class StrictRequest(BaseModel):
     """A request body; lists and objects in it fail at their first fault, so that faults are few.
 
     Null stands for the default of a field that has one.
@@ -82,7 +82,7 @@ class _Request(BaseModel):
         return document
 
 
-class LimitPer(_Request):
+class LimitPer(StrictRequest):
     """At most this many hits of each document or metadata value."""
 
     field: str = Field(
@@ -99,7 +99,7 @@ def _check_rerank(value: object) -> object:
     raise PydanticCustomError("rerank", "is neither true, false nor a number of hits, 1 or more")
 
 
-class SearchRequest(_Request):
+class SearchRequest(StrictRequest):
     """One query."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"query": _QUESTION, "top_k": 5}]})
@@ -171,7 +171,7 @@ def _check_queries(queries: object, info: ValidationInfo) -> object:
     return queries
 
 
-class BatchRequest(_Request):
+class BatchRequest(StrictRequest):
     """Several queries; results are in the same order."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"queries": [{"query": _QUESTION}]}]})
@@ -235,37 +235,6 @@ class IndexReference(BaseModel):
     version: str
 
 
-class PassageResponse(BaseModel):
-    """A chunk of a document."""
-
-    id: str = Field(description="Id of the chunk.")
-    chunk: int = Field(description="Number of the chunk in its document, from 0.")
-    text: str
-
-
-class DocumentResponse(BaseModel):
-    """A document, or a chunk of one."""
-
-    id: str
-    title: str
-    text: str | None = Field(
-        description="The text; null for a document that is split: `passages` have its text."
-    )
-    metadata: dict[str, Any]
-    parent: str | None = Field(
-        None, description="Id of the chunk's document, in an index of chunks."
-    )
-    chunk: int | None = Field(None, description="Number of the chunk in its document, from 0.")
-    chunks: int | None = Field(
-        None, description="Number of chunks of the document, in an index of chunks."
-    )
-    passages: list[PassageResponse] = Field(
-        description="The chunks of a document that is split, in order; neighbours can share "
-        "sentences. Empty for a chunk or a document that is not split."
-    )
-    index: IndexReference
-
-
 class SearchResponse(BaseModel):
     """The hits for one query, best first."""
 
@@ -313,7 +282,7 @@ def _check_input(value: object) -> object:
     return value
 
 
-class EmbeddingsRequest(_Request):
+class EmbeddingsRequest(StrictRequest):
     """Texts to encode with the query encoder; the fields are OpenAI's, and `input_type`."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"input": [_QUESTION]}]})

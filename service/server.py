@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FrameType
@@ -32,6 +32,7 @@ from service.limits import Limits, Usages
 from service.observe.logs import configure_logs
 from service.observe.metrics import Metrics
 from service.settings import Settings, warn_of_settings
+from service.writer_process import WriterProcess
 
 _LOG = logging.getLogger("care.service")
 # From the end of the drain time: when connections end that clients keep open, when uvicorn cancels
@@ -61,7 +62,9 @@ def serve(settings: Settings, announce: Callable[[str], None]) -> None:
     restart_on_bus_error()
     listener = Listener(settings.host, settings.port)
     warn_of_settings(settings)
-    run(create_app(settings), listener, announce)
+    with WriterProcess() as writer:
+        app = create_app(settings, writer=writer.path)
+        run(app, listener, announce, beside=writer.run)
 
 
 def set_up_process(settings: Settings) -> None:
@@ -73,8 +76,16 @@ def set_up_process(settings: Settings) -> None:
     sys.setswitchinterval(_SWITCH_THREADS)
 
 
-def run(app: FastAPI, listener: Listener, ready: Callable[[str], None]) -> None:
-    """Runs an application of `create_app` until a signal; `ready` gets the URL once it serves."""
+def run(
+    app: FastAPI,
+    listener: Listener,
+    ready: Callable[[str], None],
+    beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
+) -> None:
+    """Runs an application of `create_app` until a signal; `ready` gets the URL once it serves.
+
+    `beside` runs in the event loop meanwhile.
+    """
     engine, catalog = app.state.service.engine, app.state.service.catalog
     settings = engine.settings
     deadline = threading.Timer(_END_PROCESS, _end_process)
@@ -101,7 +112,7 @@ def run(app: FastAPI, listener: Listener, ready: Callable[[str], None]) -> None:
         gc.freeze()
         url = listener.listen(config.backlog)
         drain = engine.drain, settings.drain_seconds
-        server = DrainingServer(config, connections, *drain, partial(ready, url), deadline)
+        server = DrainingServer(config, connections, *drain, partial(ready, url), deadline, beside)
         others = [listener.socket.dup() for _ in range(_ACCEPTING - 1)]
         server.run(sockets=[listener.socket, *others])
     finally:
@@ -152,7 +163,7 @@ class DrainingServer(uvicorn.Server):
     the wait, connections that are still open after 6 s end, with their requests.
 
     `drain` is called at each signal, `ready` once the service accepts connections and handles
-    signals; `deadline` is started after the wait.
+    signals; `deadline` is started after the wait. `beside` runs from the start to the end.
     """
 
     def __init__(
@@ -163,6 +174,7 @@ class DrainingServer(uvicorn.Server):
         drain_seconds: float,
         ready: Callable[[], None],
         deadline: threading.Timer,
+        beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         super().__init__(config)
         self._connections = connections
@@ -171,9 +183,13 @@ class DrainingServer(uvicorn.Server):
         self._ready = ready
         self._end_at: float | None = None
         self._deadline = deadline
+        self._beside = beside
+        self._task: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts to serve; uvicorn handles the signals by now."""
+        if self._beside:
+            self._task = asyncio.get_running_loop().create_task(self._beside())
         await super().startup(sockets)
         if self.started:
             self._ready()
@@ -198,6 +214,8 @@ class DrainingServer(uvicorn.Server):
         ending = asyncio.get_running_loop().call_later(_END_CONNECTIONS, self._connections.end_all)
         await super().shutdown(sockets)
         ending.cancel()
+        if self._task:
+            self._task.cancel()
 
 
 def _end_process() -> None:

@@ -161,6 +161,18 @@ class Settings(BaseSettings):
     max_embeddings: AtLeast1 = 2048
     """Most texts in one request to /v1/embeddings. The default is OpenAI's limit. Texts are encoded
     in parts of at most `CARE_MAX_BATCH` texts and a quarter of `CARE_QUEUE_TOKENS`."""
+    max_documents: AtLeast1 = 1000
+    """Most documents of one request that writes them, and most ids of one that deletes them."""
+    write_queue_bytes: AtLeast1 = 67_108_864
+    """Most bytes of writes that wait to be committed to one index. A request that exceeds it gets
+    429."""
+    document_url: SecretStr | None = None
+    """Address of a server with `/v1/embeddings` (OpenAI's form), such as http://host:8001/v1, which
+    encodes the documents that are written. It must run the document encoder of the index's pair.
+    Needs the extra openai. Unset: the writer process encodes them with the backend that built the
+    index."""
+    document_model: str = ""
+    """The server's name of its model; by default that of the pair."""
     max_body_bytes: AtLeast1 = 4_194_304
     """Largest request body, before and after it is decoded [bytes]. The default fits 1000 texts of
     1300 Chinese characters."""
@@ -198,8 +210,8 @@ class Settings(BaseSettings):
     """API keys as comma-separated name:role:sha256; the role, in the index of `CARE_INDEX`, is
     search, write or admin. `care key` makes one. With any key, every path needs one except health,
     the pages and their files, and /metrics (see `CARE_OPEN_METRICS`). Without keys, search is open
-    to everyone, and POST /index/reload to clients on this machine if CARE_HOST is a loopback
-    address."""
+    to everyone, and what needs the role write or admin to clients on this machine if CARE_HOST is a
+    loopback address."""
     api_keys_file: Path | None = None
     """File of such entries, one per line or separated by commas, or of tables in TOML that have
     grants (docs/secure.md); `#` begins a comment. A changed file takes effect within 2 s; if it is
@@ -217,7 +229,8 @@ class Settings(BaseSettings):
     """What the claim `iss` of a token is. Unset: any, or none."""
     audit_file: str = ""
     """File to which each request for an index is appended as a line of JSON: time, request id, key,
-    index, route, status and number of hits; - for standard output. Unset: none."""
+    index, route, status, number of hits, and numbers of documents that were written; - for standard
+    output. Unset: none."""
     open_metrics: bool = True
     """Whether GET /metrics needs no key. Set it to false if Prometheus sends one."""
     rate_limit: float = Field(0.0, ge=0)

@@ -114,6 +114,14 @@ class JoinedDocuments(DocumentReader):
             firsts[at] = self._parts[segment].first_chunks(own) + self._map.first[segment]
         return firsts
 
+    def _beginning(self, start: int) -> RowArray:
+        rows = [
+            first + part._beginning(max(0, start - first))
+            for part, (first, _) in zip(self._parts, self._map.spans(), strict=True)
+        ]
+        found = np.concatenate(rows)
+        return found[~self._map.deleted[found]]
+
     def _locate(self, row: int) -> tuple[Any, int]:
         segment, own = self._map.locate(row)
         return self._parts[segment]._locate(own)

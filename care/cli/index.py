@@ -1,4 +1,7 @@
-"""`care index` builds an index from a corpus; `care update` changes documents of an index."""
+"""`care index` builds an index from a corpus; `care update` changes documents of an index.
+
+`care merge` joins its segments.
+"""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -103,6 +106,9 @@ def update(
 ) -> None:
     """Add, replace and delete documents: makes a new version and encodes only new texts.
 
+    The new documents become a segment beside those of the active version. If a fifth of the index
+    has changed since it was built or merged, the version is built anew, without encoding.
+
     Store, factory, recall, backend, dtype, full text and token vectors stay those of the active
     version unless you set them. Full text and its weight can be changed alone; vectors then stay as
     they are.
@@ -121,12 +127,28 @@ def update(
     show(_facts(version), _update_lines(version), as_json=json_)
 
 
+@takes_fields
+def merge(index: Index, json_: Json = False, *, options: IndexOptions) -> None:
+    """Join the segments that updates added into one, without deleted documents; encode nothing.
+
+    The new version equals a build of the documents that the index has. Searches are faster then,
+    and deleted documents no longer count in BM25.
+    """
+    from care.indexing import merge_index
+
+    version = merge_index(index, options=options, progress=True)
+    lines = [version_line(version.manifest, version.folder), f"active  {version.folder}"]
+    if not version.built:
+        lines = [f"active  {version.folder}: it has one segment"]
+    show(_facts(version), lines, as_json=json_)
+
+
 def _build_lines(version: "IndexVersion") -> Iterator[str]:
     if version.encoded is None:
         yield f"active  {version.folder}: it is up to date"
         return
     yield from _encoded_lines(version.encoded, version.manifest.encoder.max_length)
-    yield version_line(version.manifest)
+    yield version_line(version.manifest, version.folder)
     if new := version.encoded.summary.new_texts:
         seconds = version.manifest.build_seconds
         yield f"total   {seconds:.1f} s: {new / seconds:,.1f} texts/s"
@@ -134,11 +156,12 @@ def _build_lines(version: "IndexVersion") -> Iterator[str]:
 
 
 def _update_lines(version: "IndexVersion") -> Iterator[str]:
-    if version.encoded is None:
-        changed = "vectors are those of the version before" if version.built else "nothing changes"
-        yield f"active  {version.folder}: {changed}"
-        return
     corpus = version.manifest.corpus
+    changed = corpus.update and corpus.update.base == version.manifest.parent
+    if version.encoded is None and not (version.built and changed):
+        kept = "vectors are those of the version before" if version.built else "nothing changes"
+        yield f"active  {version.folder}: {kept}"
+        return
     if change := corpus.update:
         yield (
             f"update  {change.added:,} documents added, {change.replaced:,} replaced, "
@@ -146,8 +169,9 @@ def _update_lines(version: "IndexVersion") -> Iterator[str]:
             f"{corpus.unique_texts - corpus.reused_texts:,} texts encoded, "
             f"{corpus.reused_texts:,} reused"
         )
-    yield from _encoded_lines(version.encoded, version.manifest.encoder.max_length)
-    yield version_line(version.manifest)
+    if version.encoded:
+        yield from _encoded_lines(version.encoded, version.manifest.encoder.max_length)
+    yield version_line(version.manifest, version.folder)
     yield f"active  {version.folder}"
 
 
@@ -188,7 +212,7 @@ def _encoded_lines(encoded: "EncodedCorpus", max_length: int) -> Iterator[str]:
 def _facts(version: "IndexVersion") -> dict[str, Any]:
     encoded = _encoded_facts(version.encoded) if version.encoded else None
     return {
-        **version_facts(version.manifest),
+        **version_facts(version.manifest, version.folder),
         "folder": version.folder,
         "built": version.built,
         "encoding": encoded,

@@ -108,6 +108,7 @@ INDEXES, SEARCH, EVALUATION = "Indexes", "Search", "Evaluation"
 TRAINING, DIAGNOSIS, MAINTENANCE = "Training and data", "Diagnosis", "Maintenance"
 app.command("index", rich_help_panel=INDEXES)(index.index)
 app.command("update", rich_help_panel=INDEXES)(index.update)
+app.command("merge", rich_help_panel=INDEXES)(index.merge)
 app.add_typer(versions.app, name="versions", rich_help_panel=INDEXES)
 app.add_typer(alias.app, name="alias", rich_help_panel=INDEXES)
 app.command("search", rich_help_panel=SEARCH)(search.search)

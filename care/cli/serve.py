@@ -65,7 +65,10 @@ def key(
     name: Annotated[str, Option(metavar="NAME", help="Name of the key's user, for logs.")],
     role: Annotated[
         Literal["search", "write", "admin"],
-        Option(help="search, or admin to reload the index too; each includes those before it."),
+        Option(
+            help="search; write to change documents too; admin to reload the index too. Each "
+            "includes those before it."
+        ),
     ] = "search",
     index: Annotated[
         list[str] | None,
@@ -81,8 +84,8 @@ def key(
         Option(
             "--filter",
             metavar="FIELD=VALUE",
-            help="Documents that the key sees, as for care search; others do not exist for it. "
-            "Needs --index and the role search. May be repeated.",
+            help="Documents that the key sees or changes, as for care search; others do not exist "
+            "for it. Needs --index and the role search or write. May be repeated.",
         ),
     ] = None,
     expires: Annotated[

@@ -39,21 +39,49 @@ class _Listed:
     locks: "list[LockHolder]"
 
 
-def version_line(manifest: "IndexManifest") -> str:
+def _bytes(folder: Path, manifest: "IndexManifest") -> int:
+    """Returns the size of the files of all segments of a version in a folder, without components.
+
+    Those of a segment that cannot be read do not count.
+    """
+    from core.errors import IndexVersionError
+    from core.versions import read_parts
+
+    own = sum(record.bytes for record in manifest.files.values())
+    if not manifest.segments:
+        return own
+    try:
+        parts = read_parts(folder, manifest)
+    except IndexVersionError:
+        return own
+    return own + sum(one.bytes for part in parts for one in part.manifest.files.values())
+
+
+def version_line(manifest: "IndexManifest", folder: Path) -> str:
     """Describes the index of a version: factory, search parameters, size, encoding, recall."""
     parameters = ", ".join(f"{k}={v}" for k, v in manifest.search_parameters.items())
-    size = sum(record.bytes for record in manifest.files.values())
+    size = _bytes(folder, manifest)
     return (
         f"index   {_factory(manifest)}{' ' if parameters else ''}{parameters}, "
-        f"{manifest.count:,} × {manifest.encoder.dimension}, {size / 1e6:,.1f} MB; "
+        f"{manifest.count:,} × {manifest.encoder.dimension}, {size / 1e6:,.1f} MB"
+        f"{_segments(manifest)}; "
         f"encoded by {manifest.backend} ({manifest.dtype}); "
         f"recall@{manifest.recall.k} {manifest.recall.recall:.4f} "
         f"on {manifest.recall.queries} queries ({manifest.recall.source})"
     )
 
 
-def version_facts(manifest: "IndexManifest") -> dict[str, Any]:
-    """Returns what `--json` prints of a version."""
+def _segments(manifest: "IndexManifest") -> str:
+    """Returns what is said of the segments of a version that was not built."""
+    if not manifest.segments:
+        return ""
+    deleted = sum(one.deleted for one in manifest.segments)
+    number = len(manifest.segments)
+    return f" in {number} segment{'s' if number > 1 else ''} with {deleted:,} deleted"
+
+
+def version_facts(manifest: "IndexManifest", folder: Path) -> dict[str, Any]:
+    """Returns what `--json` prints of a version in a folder."""
     return {
         "index": manifest.name,
         "version": manifest.version,
@@ -69,7 +97,11 @@ def version_facts(manifest: "IndexManifest") -> dict[str, Any]:
         "factory": manifest.factory,
         "search_parameters": manifest.search_parameters,
         "recall": manifest.recall.recall,
-        "bytes": sum(record.bytes for record in manifest.files.values()),
+        "bytes": _bytes(folder, manifest),
+        "segments": [
+            {"folder": one.folder, "rows": one.count, "deleted": one.deleted}
+            for one in manifest.segments
+        ],
     }
 
 
@@ -104,8 +136,11 @@ def list_(
         listed[one.name] = _Listed(active, one.manifests(), locks)
     facts = {
         "versions": [
-            {**version_facts(manifest), "active": manifest.version == one.active}
-            for one in listed.values()
+            {
+                **version_facts(manifest, IndexFolder(indexes, name).version(manifest.version)),
+                "active": manifest.version == one.active,
+            }
+            for name, one in listed.items()
             for manifest in one.manifests
         ],
         "locks": [
@@ -140,11 +175,12 @@ def verify(
     version = version or folder.active()
     manifest = verify_version(folder.version(version), vector_stores(where.milvus_uri))
     checked = has_checksum(folder.version(version))
-    lines = [version_line(manifest), f"verified {version}"]
+    lines = [version_line(manifest, folder.version(version)), f"verified {version}"]
     if not checked:
         lines[-1] += ", except its manifest: an older release wrote it without a checksum "
         lines[-1] += "(`care versions migrate` adds one)"
-    show({**version_facts(manifest), "manifest_checksum": checked}, lines, as_json=json_)
+    facts = version_facts(manifest, folder.version(version))
+    show({**facts, "manifest_checksum": checked}, lines, as_json=json_)
 
 
 @app.command()
@@ -223,7 +259,7 @@ def _lines(root: Path, listed: dict[str, _Listed]) -> Iterator[str]:
             rows = "chunks" if manifest.chunking else "documents"
             yield (
                 f"  {'*' if manifest.version == one.active else ' '} {manifest.version}  "
-                f"{manifest.count:,} {rows}  {_factory(manifest)}  "
+                f"{manifest.count:,} {rows}{_segments(manifest)}  {_factory(manifest)}  "
                 f"{manifest.encoder.embedding_space}  {manifest.created_at:%Y-%m-%d %H:%M} UTC"
             )
 

@@ -1,8 +1,9 @@
 """The child process that reads files: a request per line of its input, messages on its output.
 
 A request names a file. The messages are JSON, one a line: `report` (how the file is read), records
-and rejects (`record` or `reject`, with the `name` of the file and a `number`), and at last `end`,
-which has a `code` and `reason` if the file cannot be read.
+and rejects (`record` or `reject`, with the `name` of the file and a `number`), `more_time` before a
+page whose text is recognized, and at last `end`, which has a `code` and `reason` if the file cannot
+be read.
 """
 
 import ctypes
@@ -11,10 +12,11 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from indexer import limits
 from indexer.readers.fields import FieldNames
@@ -34,9 +36,14 @@ def main() -> None:
         request = json.loads(line)
         end: dict[str, Any] = {"end": True}
         try:
-            fields = FieldNames.from_json(request["fields"])
+            source = partial(
+                Source,
+                fields=FieldNames.from_json(request["fields"]),
+                ocr=request["ocr"],
+                more_time=partial(_more_time, output),
+            )
             with Path(request["path"]).open("rb") as stream:
-                for message in _messages(request["name"], stream, fields):
+                for message in _messages(request["name"], stream, source):
                     output.write(json.dumps(message) + "\n")
         except MemoryError:
             most = limits.READER_MEMORY_BYTES >> 30
@@ -65,13 +72,20 @@ def _limit() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _messages(name: str, stream: BinaryIO, fields: FieldNames) -> Iterator[dict[str, Any]]:
+def _more_time(output: TextIO) -> None:
+    output.write('{"more_time": true}\n')
+    output.flush()
+
+
+def _messages(
+    name: str, stream: BinaryIO, source: Callable[..., Source]
+) -> Iterator[dict[str, Any]]:
     reports: list[Report] = []
     format_ = format_of(name)
     if format_ is None:
         raise UnreadableError(advice(name), "unsupported_format")
     if not format_.is_archive:
-        for number, content in format_.load()(Source(name, stream, fields, reports.append)):
+        for number, content in format_.load()(source(name, stream, report=reports.append)):
             yield from _reported(reports)
             yield _message(name, number, content)
         yield from _reported(reports)
@@ -86,7 +100,7 @@ def _messages(name: str, stream: BinaryIO, fields: FieldNames) -> Iterator[dict[
             yield _message(inner, 0, reason)
         else:
             try:
-                yield from _messages(inner, content, fields)
+                yield from _messages(inner, content, source)
             except (MemoryError, ModuleNotFoundError):
                 raise
             except Exception as error:
@@ -108,7 +122,8 @@ def _failure(error: Exception) -> dict[str, str]:
     if isinstance(error, UnreadableError):
         return {"code": error.code, "reason": str(error)}
     if isinstance(error, ModuleNotFoundError):
-        reason = f"needs {error.name}: pip install 'care-retrieval[files]'"
+        extras = "files,ocr" if error.name == "rapidocr" else "files"
+        reason = f"needs {error.name}: pip install 'care-retrieval[{extras}]'"
         return {"code": "not_installed", "reason": reason}
     # Libraries raise errors of many types for damaged files.
     detail = " ".join(str(error).split())[:300] or type(error).__name__

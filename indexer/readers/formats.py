@@ -60,6 +60,7 @@ _SAVED_AS = {
     **dict.fromkeys((".xls", ".ods", ".et", ".numbers"), ".xlsx"),
     **dict.fromkeys((".doc", ".odt", ".rtf", ".wps", ".pages"), ".docx"),
     **dict.fromkeys((".ppt", ".pptx", ".odp", ".dps", ".epub", ".ofd", ".caj", ".djvu"), ".pdf"),
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".tif", ".tiff"), ".pdf"),
     **dict.fromkeys((".rar", ".7z"), ".zip"),
 }
 

@@ -46,13 +46,22 @@ class ReaderProcess:
     ) -> None:
         self._stop()
 
-    def read(self, path: Path, name: str, fields: FieldNames) -> Iterator[Found | Report]:
+    def read(
+        self, path: Path, name: str, fields: FieldNames, *, ocr: bool = False
+    ) -> Iterator[Found | Report]:
         """Yields reports, and the records of a file; the name of a file decides its format.
+
+        With `ocr` the text of scanned pages is recognized.
 
         Raises:
             UnreadableError: If the file cannot be read, or exceeds a limit.
         """
-        request = {"path": str(path.absolute()), "name": name, "fields": asdict(fields)}
+        request = {
+            "path": str(path.absolute()),
+            "name": name,
+            "fields": asdict(fields),
+            "ocr": ocr,
+        }
         size = path.stat().st_size
         seconds = limits.READER_SECONDS + limits.READER_SECONDS_PER_MIB * size / (1 << 20)
         is_whole = False
@@ -78,6 +87,7 @@ class ReaderProcess:
         assert child.stdin and child.stdout
         child.stdin.write(json.dumps(request).encode() + b"\n")
         child.stdin.flush()
+        pages = 0
         while True:
             while (end := self._buffer.find(b"\n")) < 0:
                 if len(self._buffer) > 2 * limits.MAX_RECORD_BYTES:
@@ -101,7 +111,13 @@ class ReaderProcess:
                 self._buffer += piece
             line = bytes(self._buffer[:end])
             del self._buffer[: end + 1]
-            yield json.loads(line)
+            message = json.loads(line)
+            if message.get("more_time"):
+                pages += 1
+                if pages <= limits.MAX_PAGES:
+                    seconds += limits.READER_SECONDS_PER_OCR_PAGE
+            else:
+                yield message
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._child is None:

@@ -49,13 +49,16 @@ class Source:
     """A file to read.
 
     `name` is its path below the corpus, with which generated ids begin; `report` takes a report
-    before the first of the records that it is about.
+    before the first of the records that it is about. `ocr` says whether text of images is
+    recognized, for which `more_time` is called before each page.
     """
 
     name: str
     stream: BinaryIO
     fields: FieldNames
     report: Callable[[Report], None]
+    ocr: bool
+    more_time: Callable[[], None]
 
 
 Reader = Callable[[Source], Iterator[Item]]

@@ -24,8 +24,8 @@ _FIELDS = ("indexes", "role", "filter")
 class Grant:
     """A role in the indexes that a pattern names.
 
-    A filter bounds the documents: others do not exist for the caller. Such a grant only reads,
-    because what a writer may not see cannot be checked.
+    A filter bounds the documents: others do not exist for the caller, and whoever may write can
+    neither change one nor make one. Such a grant administers no index.
     """
 
     indexes: str
@@ -80,8 +80,8 @@ def read_grant(value: Any) -> Grant:
         raise _invalid(error.field, str(error)) from None
     if not filter_:
         raise _invalid("filter", "is empty: leave it out for all documents")
-    if role != "search":
-        raise _invalid("role", "is not search: a grant with a filter only reads")
+    if role == "admin":
+        raise _invalid("role", "is admin: a grant with a filter only searches or writes")
     return Grant(indexes, role, filter_)
 
 

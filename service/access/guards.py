@@ -9,6 +9,7 @@ from functools import partial
 from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, cast
+from urllib.parse import urlsplit
 
 from fastapi import Header, Request
 from fastapi.security import HTTPBearer
@@ -33,6 +34,7 @@ from service.limits import AnswerBudget
 from service.observe.metrics import Metrics
 from service.pipeline.engine import Engine
 from service.settings import Settings, plain
+from service.writes import Writes
 
 if TYPE_CHECKING:
     from service.pipeline.chat_server import ChatServer
@@ -43,8 +45,8 @@ _LOG = logging.getLogger("care.service")
 # Subjects of tokens, and indexes, have these many rates each: those of one bucket share its rate.
 _BUCKETS = 1 << 13
 
-# Headers that browsers add to cross-origin requests, and proxies to all requests.
-_PROXY_HEADERS = ("origin", "forwarded", "x-forwarded-for")
+# Headers that proxies add to requests.
+_PROXY_HEADERS = ("forwarded", "x-forwarded-for")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Access:
             RateLimiter,
             guard=redis,
             service=blake2b(settings.index.encode(), key=secret, digest_size=8).hexdigest(),
-            largest=max(settings.max_batch, settings.max_embeddings),
+            largest=max(settings.max_batch, settings.max_embeddings, settings.max_documents),
             buckets=buckets,
         )
         of_keys = of_indexes = None
@@ -115,6 +117,7 @@ class State:
     answers: AnswerBudget
     tokens: Tokens | None = None
     chat: "ChatServer | None" = None  # what writes answers, if anything
+    writes: Writes | None = None  # what changes documents, if anything
 
     @property
     def is_open(self) -> bool:
@@ -218,8 +221,14 @@ def check_role(request: Request, role: Role, index: str | None) -> Grant:
     has found must have the role; with None for the index, in any index.
     """
     state = get_state(request)
-    if state.is_open and (role == "search" or _is_local(request, state.settings.host)):
-        return EVERYTHING
+    if state.is_open:
+        if role == "search" or _is_local(request, state.settings.host):
+            return EVERYTHING
+        message = (
+            f"without keys, what needs the role {role} is open only to programs on the machine of "
+            "the service, and to its pages there: set CARE_API_KEYS (see care key)"
+        )
+        raise RequestError("needs_key", message, role=role)
     caller: Caller | None = request.scope["state"].get("caller")
     if caller and (grant := _granted(state, caller, index, role)):
         return grant
@@ -297,10 +306,22 @@ def _is_open(path: str, settings: Settings) -> bool:
 
 
 def _is_local(request: Request, host: str) -> bool:
-    """Returns whether a client on this machine connects to a loopback address without a proxy."""
+    """Returns whether a client on this machine connects to a loopback address without a proxy.
+
+    Of a page, its origin and the name by which it calls the service must be loopback addresses too:
+    pages of other sites run in browsers on this machine, under names that can mean any address.
+    """
     direct = not any(name in request.headers for name in _PROXY_HEADERS)
     client = request.client.host if request.client else ""
-    return direct and is_loopback(host) and is_loopback(client)
+    named = f"//{request.headers.get('host', '')}", request.headers.get("origin", "//localhost")
+    return direct and all(map(is_loopback, (host, client, *map(_host_of, named))))
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def problem_responses(*statuses: int, model: type = schemas.Problem) -> dict[int | str, Any]:
@@ -317,7 +338,7 @@ Timeout = Annotated[int | None, _header]
 
 
 async def charge_rate(request: Request, queries: int) -> None:
-    """Charges the rate limits of the key and of the index for queries, or for texts to encode."""
+    """Charges the rate limits of the key and of the index for queries, texts or documents."""
     state = get_state(request)
     if state.limiter:
         await _charge(state.limiter, _bucket(request.scope), queries)

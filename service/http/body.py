@@ -10,10 +10,12 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from core.errors import QueryError
 from service.errors import RequestError
 from service.schemas import FieldError
 from service.settings import Settings
 
+_JSON, _NDJSON = "application/json", "application/x-ndjson"
 # Names in the path of a field are cut to this many characters.
 _MAX_NAME = 64
 # Longer bodies are parsed in steps, and the event loop handles other requests in between [bytes].
@@ -43,26 +45,75 @@ async def parse_body(
     Content-Type the body is taken for JSON. RequestError if it has another media type, is not valid
     JSON, has too many values, or is not of the type.
     """
-    media_type = (content_type or "application/json").partition(";")[0]
-    if media_type.strip().lower() != "application/json":
-        raise RequestError("unsupported_media_type", "the Content-Type is not application/json")
+    if _media_type(content_type or _JSON) != _JSON:
+        raise RequestError("unsupported_media_type", f"the Content-Type is not {_JSON}")
+    await _check_size(body, settings.max_values, settings.max_names)
+    value = _parsed(body)
+    await _pause(body)
+    return validated(type_, value, context=settings)
+
+
+async def parse_documents(
+    content_type: str | None, body: bytearray, settings: Settings
+) -> tuple[list[dict[str, Any]], bool]:
+    """Returns the documents of a body, and whether it is one document instead of a list.
+
+    A body of the type application/x-ndjson has one in each line that is not empty. Long bodies are
+    parsed in a thread. RequestError if the header Content-Type is missing or another one, a
+    document is no JSON object, or there is no document; QueryError if there are too many.
+    """
+    media_type = _media_type(content_type or "")
+    if media_type not in (_JSON, _NDJSON):
+        message = f"the Content-Type is neither {_JSON} nor {_NDJSON}"
+        raise RequestError("unsupported_media_type", message)
+    # A document has up to 100 fields of metadata, most of them one value.
+    most = settings.max_documents * 256
+    await _check_size(body, most, most)
+    parse = _parsed if media_type == _JSON else _lines
+    value = await asyncio.to_thread(parse, body) if len(body) > _LONG else parse(body)
+    documents = value if isinstance(value, list) else [value]
+    if not documents:
+        raise invalid([{"type": "missing", "loc": (), "msg": "has no document"}])
+    if (number := len(documents)) > (limit := settings.max_documents):
+        message = f"has {number} documents; the limit is {limit} (CARE_MAX_DOCUMENTS)"
+        raise QueryError("body", message, code="batch_too_large", limit=limit)
+    for position, document in enumerate(documents):
+        if not isinstance(document, dict):
+            place = (position,) if isinstance(value, list) else ()
+            raise invalid([{"type": "model_type", "loc": place, "msg": ""}])
+    return documents, not isinstance(value, list)
+
+
+def _lines(body: bytearray) -> list[Any]:
+    """Returns the values of the lines of a body that are not empty."""
+    lines = ((number, line) for number, line in enumerate(body.split(b"\n"), 1) if line.strip())
+    return [_parsed(line, "line", str(number)) for number, line in lines]
+
+
+def _media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
+
+
+async def _check_size(body: bytearray, values: int, names: int) -> None:
+    """Checks that a JSON text has something, and not too much, before it is parsed."""
     if body.startswith(BOM_UTF8):
         del body[: len(BOM_UTF8)]
     if not body:
         raise invalid([{"type": "missing", "loc": (), "msg": "Field required"}])
-    values, names = settings.max_values, settings.max_names
     if len(body) > names:
         if await has_more(body, values, names):
             message = f"the request body has more than {values} values or {names} names of fields"
             raise RequestError("body_too_long", message, limit=values)
         await _pause(body)
+
+
+def _parsed(text: bytearray, *place: str) -> Any:
+    """Returns the value of a JSON text; the RequestError of one that is not valid has a place."""
     try:
-        value = from_json(body, cache_strings="none")
+        return from_json(text, cache_strings="none")
     except ValueError as error:
-        fault = {"type": "invalid_json", "loc": (), "msg": "is not valid JSON"}
+        fault = {"type": "invalid_json", "loc": place, "msg": "is not valid JSON"}
         raise invalid([fault], code="invalid_json") from error
-    await _pause(body)
-    return validated(type_, value, context=settings)
 
 
 async def has_more(body: bytearray, values: int, names: int) -> bool:

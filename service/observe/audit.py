@@ -1,4 +1,4 @@
-"""The audit log: who searched which index when, without texts, filters and ids."""
+"""The audit log: who searched or changed which index when, without texts, filters and ids."""
 
 import logging
 import sys
@@ -50,6 +50,7 @@ class AuditLog:
             "route": route,
             "status": int(status),
             "hits": state.get("hits"),
+            **({"written": state["written"]} if "written" in state else {}),
         }
         text = to_json(line).decode()
         record = logging.LogRecord("care.audit", logging.INFO, "", 0, text, (), None)

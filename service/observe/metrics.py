@@ -24,6 +24,7 @@ ABANDONED = "499"  # the status of a request whose client disconnected before th
 Tier = Literal["memory", "in_flight", "redis"]
 Rejection = Literal["key", "queue", "answers", "rate", "connections", "deadline", "departed"]
 RedisError = Literal["timeout", "connection", "response", "value"]
+CHANGES = ("added", "replaced", "deleted", "unchanged", "missing", "rejected")
 
 # How long a rendered page is returned to all who ask for it [s]. Rendering takes 3 ms.
 SHARED_SECONDS = 1.0
@@ -186,6 +187,17 @@ class Metrics:
             "care_index_created_timestamp_seconds",
             "Time at which the served index version was built.",
         )
+        self.writes = counter(
+            "care_writes_total", "Requests that change documents, by result.", ["result"]
+        )
+        self.written_documents = counter(
+            "care_written_documents_total",
+            "Documents of such requests, by what the request did to them.",
+            ["change"],
+        )
+        self.write_seconds = seconds(
+            "care_write_seconds", "Time until the changes of a request are on disk and served."
+        )
         # `labels` takes longer than to count.
         self._stages = {stage: self.stage_seconds.labels(stage) for stage in STAGES}
         self._channels = {c: self.channel_seconds.labels(c) for c in get_args(Channel)}
@@ -201,6 +213,8 @@ class Metrics:
             (self.reloads, ("success", "failure")),
             (self.key_reloads, ("success", "failure")),
             (self.channel_failures, get_args(Channel)),
+            (self.writes, ("success", "failure")),
+            (self.written_documents, CHANGES),
         ):
             for label in labels:
                 series.labels(label)

@@ -92,8 +92,11 @@ class Served(Protocol):
     def is_active(self) -> bool:
         """Whether the active version is served; false if it could not be loaded."""
 
-    async def reload(self) -> Snapshot:
-        """Serves the active version, and returns it; CareError if it cannot be loaded."""
+    async def reload(self, number: int | None = None) -> Snapshot:
+        """Serves the active version, and returns it; CareError if it cannot be loaded.
+
+        With a number, nothing is loaded if the version with this number or a later one is served.
+        """
 
     async def watch(self, every: float) -> None:
         """Serves what becomes active, if nothing else sees to it."""
@@ -141,13 +144,17 @@ class ServedIndex(Generic[_Opened]):
         """Whether the active version is served; false if it could not be loaded."""
         return self._failure is None
 
-    async def reload(self) -> _Opened:
+    async def reload(self, number: int | None = None) -> _Opened:
         """Loads and checks the active version, then replaces the served one.
+
+        With a number, nothing is loaded if the version with this number or a later one is served.
 
         CareError if the active version cannot be loaded. The served one stays, unless its files
         were changed in place: then the last whole version before it replaces it.
         """
         async with self.switching:
+            if number is not None and (self.index.manifest.number or 0) >= number:
+                return self.index
             loop = asyncio.get_running_loop()
             old = self.index.manifest.version
             try:

@@ -5,7 +5,7 @@ it: it would resolve the parameters for each request, which takes longer than ev
 search does on the event loop.
 """
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, get_type_hints
 
@@ -30,22 +30,27 @@ _DECLARED = (
     *("dependencies", "websocket_param_name", "http_connection_param_name"),
     *("response_param_name", "background_tasks_param_name", "security_scopes_param_name"),
 )
-_READ = ("path_params", "header_params", "body_params", "dependencies")
+_READ = ("path_params", "query_params", "header_params", "body_params", "dependencies")
+
+
+_Headers = Iterable[tuple[bytes, bytes]]
 
 
 class DirectRoute(APIRoute):
-    """A route whose function takes the request, path parameters, headers and a JSON body.
+    """A route whose function takes the request, path and query parameters, headers and a JSON body.
 
     Its only dependency is one of `Roles`, which says who may call it and is checked first. Path,
-    headers and body are read next. The function returns a value, which is sent as JSON; JSON in
-    bytes; an asynchronous generator of the parts of JSON; or a `Response`. A generator is closed
+    query, headers and body are read next. The function returns a value, which is sent as JSON; JSON
+    in bytes; an asynchronous generator of the parts of JSON; or a `Response`. A generator is closed
     when the last part is sent or the client is gone. Several parts are sent as they are made, each
-    when the client has room for it.
+    when the client has room for it. `answer_headers` in the state of the request, pairs of bytes,
+    are sent with JSON.
 
     A route of GET answers HEAD too, without documenting it; the server leaves out the content.
 
-    TypeError if no role is declared, or the function declares a parameter that this class does not
-    read: OpenAPI would document it, and requests would ignore it.
+    TypeError if no role is declared, a parameter of the query has no default, or the function
+    declares a parameter that this class does not read: OpenAPI would document it, and requests
+    would ignore it.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -55,6 +60,9 @@ class DirectRoute(APIRoute):
         hints = get_type_hints(endpoint, include_extras=True)
         self._admit = dependant.dependencies[0].call
         self._paths = [(f.name, f.alias, TypeAdapter(hints[f.name])) for f in dependant.path_params]
+        self._queries = [
+            (f.name, f.alias, TypeAdapter(hints[f.name])) for f in dependant.query_params
+        ]
         # A header is text: `strict` would reject its numbers.
         self._headers = [
             (f.name, f.alias, f.alias.lower().encode(), TypeAdapter(hints[f.name]))
@@ -98,6 +106,9 @@ class DirectRoute(APIRoute):
             arguments[self._wants_request] = request
         for name, alias, type_ in self._paths:
             arguments[name] = validated(type_, request.path_params[alias], alias)
+        for name, alias, type_ in self._queries:
+            if (value := request.query_params.get(alias)) is not None:
+                arguments[name] = validated(type_, value, alias)
         for name, alias, key, type_ in self._headers:
             if (value := header(scope, key)) is not None:
                 arguments[name] = validated(type_, value, alias)
@@ -106,14 +117,15 @@ class DirectRoute(APIRoute):
             content_type = header(scope, b"content-type")
             arguments[name] = await parse_body(type_, content_type, body, settings)
         result = await self.endpoint(**arguments)
+        headers = scope["state"].get("answer_headers", ())
         if isinstance(result, bytes):
-            await _send(result, send)
+            await _send(result, headers, send)
         elif isinstance(result, Response):
             await result(scope, receive, send)
         elif isinstance(result, AsyncGenerator):
-            await _send_parts(result, send)
+            await _send_parts(result, headers, send)
         else:
-            await _send(to_json(result, inf_nan_mode="null"), send)
+            await _send(to_json(result, inf_nan_mode="null"), headers, send)
 
 
 def routes_for(role: Depends, prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
@@ -130,28 +142,31 @@ def _check(dependant: Dependant, endpoint: Callable[..., Any]) -> None:
     unread = [name for name in _DECLARED if name not in _READ and getattr(dependant, name)]
     if len(dependant.body_params) > 1:
         unread.append("a second body")
+    if any(field.field_info.is_required() for field in dependant.query_params):
+        unread.append("a parameter of the query without a default")
     if unread:
         raise TypeError(f"{endpoint} declares parameters that DirectRoute does not read: {unread}")
 
 
-async def _send_parts(parts: AsyncGenerator[bytes, None], send: Send) -> None:
+async def _send_parts(parts: AsyncGenerator[bytes, None], headers: _Headers, send: Send) -> None:
     """Sends one part like any JSON, and several as a stream."""
     async with aclosing(parts):
         part = await anext(parts)
         following = await anext(parts, None)
         if following is None:
-            await _send(part, send)
+            await _send(part, headers, send)
             return
-        await send({"type": "http.response.start", "status": 200, "headers": [_JSON]})
+        start = {"type": "http.response.start", "status": 200, "headers": [_JSON, *headers]}
+        await send(start)
         while following is not None:
             await send({"type": "http.response.body", "body": part, "more_body": True})
             part, following = following, await anext(parts, None)
         await send({"type": "http.response.body", "body": part})
 
 
-async def _send(content: bytes, send: Send) -> None:
-    headers = [(b"content-length", b"%d" % len(content)), _JSON]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+async def _send(content: bytes, headers: _Headers, send: Send) -> None:
+    all_headers = [(b"content-length", b"%d" % len(content)), _JSON, *headers]
+    await send({"type": "http.response.start", "status": 200, "headers": all_headers})
     await send({"type": "http.response.body", "body": content})
 
 

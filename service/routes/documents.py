@@ -1,4 +1,4 @@
-"""A document by its id: found in an index version, and as JSON."""
+"""Documents by their ids: found in an index version, listed, and as JSON."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic_core import to_json
 
+from core.documents import ListedDocument
 from core.types import Conjunction, CountedValue, RowArray
+from core.writes import document_tag
 from search.snapshot import Snapshot
 from service.errors import RequestError
 from service.pipeline.engine import Engine
@@ -28,11 +30,40 @@ async def find(
     def found() -> range:
         return index.segment.documents.find(id_, rows_within(index, within) if within else None)
 
-    rows = await before(deadline, engine.run(found))
+    return _known(await before(deadline, engine.run(found)))
+
+
+def listed_after(
+    index: Snapshot, id_: str | None, limit: int
+) -> tuple[list[ListedDocument], str | None]:
+    """Returns at most `limit` documents, and the id of the last one if others follow it.
+
+    They are the first ones, or those behind the document or chunk with an id: RequestError if none
+    has it. Only for callers who may see all documents.
+    """
+    documents = index.segment.documents
+    start = 0 if id_ is None else _known(documents.find(id_))[-1] + 1
+    listed = documents.listed(start, limit + 1)
+    found = listed[:limit]
+    return found, found[-1].id if len(listed) > limit else None
+
+
+def _known(rows: range) -> range:
     if not rows:
         message = "no document or chunk of the served index version has this id"
         raise RequestError("unknown_document", message)
     return rows
+
+
+def tag_of(index: Snapshot, rows: range, id_: str) -> str:
+    """Returns the tag of a document, given the rows that `find` returns for its id.
+
+    A chunk of a document that is split has none: "".
+    """
+    documents = [index.segment.documents[row] for row in rows]
+    if documents[0].parent not in (None, id_):
+        return ""
+    return document_tag(*documents)
 
 
 def rows_within(index: Snapshot, within: Conjunction) -> RowArray:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi import Path as PathParameter
+from fastapi import Query as QueryParameter
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 from starlette.responses import FileResponse, Response
@@ -31,16 +32,33 @@ from service.access.guards import (
     visible_to,
 )
 from service.catalog import Opened
+from service.document_schema import DocumentResponse, DocumentsResponse
 from service.observe.metrics import STAGES, Timings
 from service.routes.answers import are_short, batch_json, search_json, sent_in_parts, size_of_hits
 from service.routes.direct_route import routes_for
-from service.routes.documents import before, counts_within, document_json, filter_fields, find
+from service.routes.documents import (
+    before,
+    counts_within,
+    document_json,
+    filter_fields,
+    find,
+    listed_after,
+    tag_of,
+)
 
 PAGE = Path(__file__).parent / "page"
 IndexName = Annotated[str, PathParameter(description="Name or alias of an index.")]
 DocumentId = Annotated[
     str,
     PathParameter(description="Id of a hit, of its `parent`, or of any document, percent-encoded."),
+]
+_limit = "Most documents of the response, at most 100; 20 by default."
+Limit = Annotated[int, QueryParameter(ge=1, le=100, description=_limit)]
+After = Annotated[
+    str | None,
+    QueryParameter(
+        description="Id of the document, or a chunk of it, that the list begins behind."
+    ),
 ]
 
 search_routes = routes_for(Depends(RequireRole("search")), tags=["search"])
@@ -98,7 +116,7 @@ async def search_index_batch(
 # A slash of an id arrives as one, encoded or not.
 @search_routes.get(
     "/documents/{id:path}",
-    response_model=schemas.DocumentResponse,
+    response_model=DocumentResponse,
     responses=problem_responses(401, 403, 404, 422, 429, 503, 504),
 )
 async def document(request: Request, id: DocumentId, timeout_ms: Timeout = None) -> Any:
@@ -108,7 +126,7 @@ async def document(request: Request, id: DocumentId, timeout_ms: Timeout = None)
 
 @search_routes.get(
     "/indexes/{index}/documents/{id:path}",
-    response_model=schemas.DocumentResponse,
+    response_model=DocumentResponse,
     responses=problem_responses(401, 403, 404, 422, 429, 503, 504),
 )
 async def index_document(
@@ -170,6 +188,34 @@ async def versions(request: Request) -> Any:
 async def versions_of_index(request: Request, index: IndexName, timeout_ms: Timeout = None) -> Any:
     """Lists the versions of an index on disk."""
     return await _versions(request, timeout_ms)
+
+
+@admin_routes.get(
+    "/documents",
+    response_model=DocumentsResponse,
+    responses=problem_responses(401, 403, 404, 422, 429, 503, 504),
+)
+async def documents(
+    request: Request, limit: Limit = 20, after: After = None, timeout_ms: Timeout = None
+) -> Any:
+    """Lists the documents of the default index, in the order of its corpus."""
+    return await _documents(request, limit, after, timeout_ms)
+
+
+@admin_routes.get(
+    "/indexes/{index}/documents",
+    response_model=DocumentsResponse,
+    responses=problem_responses(401, 403, 404, 422, 429, 503, 504),
+)
+async def documents_of_index(
+    request: Request,
+    index: IndexName,
+    limit: Limit = 20,
+    after: After = None,
+    timeout_ms: Timeout = None,
+) -> Any:
+    """Lists the documents of an index, in the order of its corpus."""
+    return await _documents(request, limit, after, timeout_ms)
 
 
 @admin_routes.post(
@@ -277,8 +323,28 @@ async def _document(request: Request, id_: str, timeout_ms: int | None) -> Any:
     index = opened.snapshot
     with admitted(request, timeout_ms, 0) as deadline:
         rows = await find(opened.engine, index, id_, visible_to(request), deadline)
+        tag = await before(deadline, opened.engine.run(tag_of, index, rows, id_))
+    if tag:
+        request.scope["state"]["answer_headers"] = [(b"etag", b'"%b"' % tag.encode())]
     request.scope["state"]["hits"] = 1
     return _sent(request, document_json(index, rows, id_), size_of_hits(index, len(rows)))
+
+
+async def _documents(
+    request: Request, limit: int, after: str | None, timeout_ms: int | None
+) -> Any:
+    await charge_rate(request, 1)
+    opened = await opened_index(request, timeout_ms)
+    with admitted(request, timeout_ms, size_of_hits(opened.snapshot, limit)) as deadline:
+        listing = opened.engine.run(listed_after, opened.snapshot, after, limit)
+        found, following = await before(deadline, listing)
+    manifest = opened.snapshot.manifest
+    return {
+        "documents": [document._asdict() for document in found],
+        "next": following,
+        "total": manifest.corpus.documents,
+        "index": {"name": manifest.name, "version": manifest.version},
+    }
 
 
 async def _index(request: Request, timeout_ms: int | None = None) -> bytes:

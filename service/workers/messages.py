@@ -54,10 +54,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """To the supervisor: load the active version of an index, by default of the default one."""
+    """To the supervisor: load the active version of an index, by default of the default one.
+
+    With a number, none is loaded where the version with this number or a later one is served.
+    """
 
     request: int
     index: str = ""
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class Load:
 
     request: int
     index: str
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

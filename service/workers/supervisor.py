@@ -45,6 +45,7 @@ from service.workers.messages import (
     ToSupervisor,
     ToWorker,
 )
+from service.writer_process import WriterProcess
 
 _LOG = logging.getLogger("care.service")
 # A worker whose event loop has not run for this long is stuck, and is replaced [s].
@@ -108,16 +109,16 @@ class _Worker:
             self.send(message)
             return await self._answer
 
-    async def load(self, index: str) -> Exception | None:
+    async def load(self, index: str, number: int | None) -> Exception | None:
         """Lets the worker load an index if it has it open, and returns why it cannot."""
-        number = next(self._numbers)
-        self._loading[number] = loaded = asyncio.get_running_loop().create_future()
-        self.send(Load(number, index))
+        request = next(self._numbers)
+        self._loading[request] = loaded = asyncio.get_running_loop().create_future()
+        self.send(Load(request, index, number))
         return None if self.gone.done() else await loaded
 
-    def loaded(self, number: int, error: Exception | None) -> None:
+    def loaded(self, request: int, error: Exception | None) -> None:
         """Notes that this is done, or why not."""
-        self._loading.pop(number).set_result(error)
+        self._loading.pop(request).set_result(error)
 
     def send(self, message: ToWorker) -> None:
         """Sends a message, unless the worker has ended."""
@@ -135,8 +136,8 @@ class _Worker:
             self.failure = IndexVersionError(f"a worker ended {how}", code="worker_ended")
         self.gone.set_result(None)
         self.answered(self.failure)
-        for number in list(self._loading):
-            self.loaded(number, None)  # the worker in its place opens the active version
+        for request in list(self._loading):
+            self.loaded(request, None)  # the worker in its place opens the active version
         if not self.started.done():
             self.started.set_result(None)
         if not self.serving.done():
@@ -196,8 +197,8 @@ def supervise(
     configure_logs(settings.log_level)
     listeners, name = Listener.group(settings.host, settings.port, workers)
     warn_of_settings(settings)
-    with name:
-        asyncio.run(_Supervisor(settings, listeners, reason, announce).run())
+    with name, WriterProcess() as writer:
+        asyncio.run(_Supervisor(settings, listeners, reason, announce, writer).run())
 
 
 class _Supervisor:
@@ -214,11 +215,13 @@ class _Supervisor:
         listeners: list[Listener],
         reason: str,
         announce: Callable[[str], None],
+        writer: WriterProcess,
     ) -> None:
         self._settings = settings
         self._listeners = listeners
         self._reason = reason
         self._announce = announce
+        self._writer = writer
         self._memory = SharedMemory.create(len(listeners), settings.cache_entries)
         self._memory.start()
         self._metrics = self._memory.metrics()
@@ -237,6 +240,7 @@ class _Supervisor:
             for i in range(len(self._listeners)):
                 self._start(i)
             self._spawn(self._serve())
+            self._spawn(self._writer.run())
             await self._end
         finally:
             self._ending = True
@@ -306,7 +310,7 @@ class _Supervisor:
         ours, theirs = Pipe()
         socket = self._listeners[number].socket
         passed = self._memory.file, socket.fileno(), theirs.fileno()
-        arguments = number, len(self._listeners), *passed, os.getpid()
+        arguments = self._writer.path, number, len(self._listeners), *passed, os.getpid()
         command = [sys.executable, "-m", "service.workers.worker", *map(str, arguments)]
         # Ctrl-C reaches all processes of a terminal's group. Workers are in groups of their own,
         # because they get the signal from the supervisor.
@@ -341,11 +345,10 @@ class _Supervisor:
                 worker.failure = error
             case Loaded(request, error):
                 worker.loaded(request, error)
-            case Reload(request, index):
-                reload = (
-                    self._load(worker, request, index) if index else self._reload(worker, request)
-                )
-                self._spawn(reload)
+            case Reload() if message.index:
+                self._spawn(self._load(worker, message))
+            case Reload():
+                self._spawn(self._reload(worker, message))
 
     def _ended(self, worker: _Worker, status: int) -> None:
         served = worker.serves
@@ -371,6 +374,8 @@ class _Supervisor:
             # What ended the worker may be a damaged file.
             await self._served.reload_if_changed()
             worker = self._start(number)
+            # What it loads until then delays no other version.
+            await asyncio.wait([worker.started], timeout=_START)
             async with self._served.switching:
                 failure = await self._bring_up(worker)
             if not failure:
@@ -456,20 +461,22 @@ class _Supervisor:
         except TimeoutError:
             self._kill(worker, "it does not serve a version that it has opened")
 
-    async def _load(self, asking: _Worker, request: int, index: str) -> None:
+    async def _load(self, asking: _Worker, asked: Reload) -> None:
         """Lets all workers but the one that asks load an index that is not the default one."""
-        others = [w for w in self._workers.values() if w.serves and w is not asking]
-        errors = await asyncio.gather(*(worker.load(index) for worker in others))
-        asking.send(Reloaded(request, next(filter(None, errors), None)))
+        # Also those that have not said yet that they serve.
+        workers = [w for w in self._workers.values() if w.started.done() and not w.gone.done()]
+        loads = (w.load(asked.index, asked.number) for w in workers if w is not asking)
+        errors = await asyncio.gather(*loads)
+        asking.send(Reloaded(asked.request, next(filter(None, errors), None)))
 
-    async def _reload(self, worker: _Worker, request: int) -> None:
+    async def _reload(self, worker: _Worker, asked: Reload) -> None:
         """Loads the active version, and tells the worker that asked for it."""
         error = None
         try:
-            await self._served.reload()
+            await self._served.reload(asked.number)
         except Exception as failure:
             error = shown(failure)
         if self._switching:
             await asyncio.wait({self._switching})
         self._memory.fallback = not self._served.is_active
-        worker.send(Reloaded(request, error))
+        worker.send(Reloaded(asked.request, error))

@@ -53,9 +53,13 @@ class Supervision:
     """The supervisor, as a worker sees it."""
 
     def __init__(
-        self, memory: SharedMemory, connection: "Connection[ToSupervisor, ToWorker]"
+        self,
+        memory: SharedMemory,
+        connection: "Connection[ToSupervisor, ToWorker]",
+        writer: str,
     ) -> None:
         self.memory = memory
+        self._writer = writer
         self.metrics: Metrics = memory.metrics()
         self._connection = connection
         self._sending = threading.Lock()
@@ -63,7 +67,7 @@ class Supervision:
         self._reloads: dict[int, asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         # Loads the active version of an index that is open, when another worker has loaded it.
-        self.load: Callable[[str], Coroutine[Any, Any, None]] = _load_nothing
+        self.load: Callable[[str, int | None], Coroutine[Any, Any, None]] = _load_nothing
 
     def send(self, message: ToSupervisor) -> None:
         with self._sending:
@@ -73,35 +77,36 @@ class Supervision:
         """Waits for a message; EOFError if the supervisor has ended."""
         return self._connection.recv()
 
-    async def reload(self, index: str = "") -> None:
+    async def reload(self, index: str = "", number: int | None = None) -> None:
         """Lets all workers load the active version of an index, by default of the default one.
 
-        Of the default one all serve it, or none does; of others each worker that can.
+        Of the default one all serve it, or none does; of others each worker that can. With a
+        number, none is loaded where the version with this number or a later one is served.
         """
-        number = next(self._numbers)
-        self._reloads[number] = reloaded = asyncio.get_running_loop().create_future()
+        request = next(self._numbers)
+        self._reloads[request] = reloaded = asyncio.get_running_loop().create_future()
         try:
-            self.send(Reload(number, index))
+            self.send(Reload(request, index, number))
             await reloaded
         finally:
-            del self._reloads[number]
+            del self._reloads[request]
 
-    def reloaded(self, number: int, error: Exception | None) -> None:
+    def reloaded(self, request: int, error: Exception | None) -> None:
         """Notes that this is done, or why not; must be called on the event loop."""
-        reloaded = self._reloads.get(number)
+        reloaded = self._reloads.get(request)
         if reloaded and not reloaded.done():
             reloaded.set_exception(error) if error else reloaded.set_result(None)
 
-    def load_for_others(self, number: int, index: str) -> None:
+    def load_for_others(self, asked: Load) -> None:
         """Loads the active version of an index, and answers; must be called on the event loop."""
 
         async def load() -> None:
             failure = None
             try:
-                await self.load(index)
+                await self.load(asked.index, asked.number)
             except Exception as error:
                 failure = shown(error)
-            self.send(Loaded(number, failure))
+            self.send(Loaded(asked.request, failure))
 
         task = asyncio.get_running_loop().create_task(load())
         self._tasks.add(task)
@@ -126,6 +131,7 @@ class Supervision:
             cache=partial(WorkerCache, table=memory.table),
             serve=partial(SupervisedIndex, self),
             tell_others=self.reload,
+            writer=self._writer,
             beat=self.beat,
         )
 
@@ -154,9 +160,9 @@ class SupervisedIndex:
         """Whether the active version is served; false if it could not be loaded."""
         return not self._supervision.memory.fallback
 
-    async def reload(self) -> Snapshot:
+    async def reload(self, number: int | None = None) -> Snapshot:
         """Lets all workers serve the active version; if one cannot, all keep the one before."""
-        await self._supervision.reload()
+        await self._supervision.reload(number=number)
         return self.index
 
     async def watch(self, every: float) -> None:
@@ -182,10 +188,12 @@ class SupervisedIndex:
                 case Activate():
                     self._activate()
                     self._supervision.send(Activated())
-                case Reloaded(number, error):
-                    self._on_loop(self._supervision.reloaded, number, error)
-                case Load(number, index):
-                    self._on_loop(self._supervision.load_for_others, number, index)
+                case Reloaded(request, error):
+                    self._on_loop(self._supervision.reloaded, request, error)
+                case Load(request) if self._loop is None:  # no index is open yet
+                    self._supervision.send(Loaded(request))
+                case Load():
+                    self._on_loop(self._supervision.load_for_others, message)
 
     def _prepare(self, folder: Path) -> Prepared:
         try:
@@ -229,12 +237,18 @@ class SupervisedIndex:
             done.wait()
 
 
-async def _load_nothing(index: str) -> None:
+async def _load_nothing(index: str, number: int | None) -> None:
     """Does nothing: no index is open yet."""
 
 
-def main(worker: int, workers: int, memory: int, socket: int, connection: int, parent: int) -> None:
-    """Runs a worker: its number, that of all, three descriptors and the id of its parent."""
+def main(
+    writer: str, worker: int, workers: int, memory: int, socket: int, connection: int, parent: int
+) -> None:
+    """Runs a worker.
+
+    Its arguments are the socket of the writer process, its number, that of all, three descriptors,
+    and the id of its parent.
+    """
     # The kernel ends this process when the supervisor ends, however that is.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -243,7 +257,7 @@ def main(worker: int, workers: int, memory: int, socket: int, connection: int, p
     set_up_process(settings)
     shared = SharedMemory(memory, workers, worker, settings.cache_entries)
     shared.start()
-    supervision = Supervision(shared, Connection(connection))
+    supervision = Supervision(shared, Connection(connection), writer)
     try:
         app = create_app(settings, shared=supervision.shared())
         supervision.load = app.state.service.catalog.look
@@ -255,4 +269,4 @@ def main(worker: int, workers: int, memory: int, socket: int, connection: int, p
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

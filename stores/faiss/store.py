@@ -1,6 +1,7 @@
 """The store of FAISS files: builds and opens indexes and chooses search parameters."""
 
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from weakref import WeakSet
@@ -119,6 +120,18 @@ def build_index(
         for _, chunk in vectors.chunks(_CHUNK_ROWS):
             index.add(chunk)
             bar.update(len(chunk))
+    write_file(index, path)
+
+
+def write_flat(parts: Iterable[FloatArray], dimension: int, path: Path) -> None:
+    """Writes an index of unit vectors, given in parts, that is searched exactly; row i has id i.
+
+    Raises:
+        CareError: If the file cannot be written.
+    """
+    index = faiss.index_factory(dimension, "Flat", faiss.METRIC_INNER_PRODUCT)
+    for part in parts:
+        index.add(part)
     write_file(index, path)
 
 

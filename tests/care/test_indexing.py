@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas
 import pyarrow as pa
 import pytest
 
@@ -57,7 +58,7 @@ def test_a_data_frame_is_a_table(options: care.IndexOptions, kind: str) -> None:
     table = pa.table({"编号": [7, 8], "内容": ["高血压", "失眠"], "年份": [2020, None]})
     frame = table
     if kind == "pandas":
-        frame = pytest.importorskip("pandas").DataFrame(table.to_pydict())
+        frame = pandas.DataFrame(table.to_pydict())
     version = care.build_index("test", frame, options)
     assert version.documents == 2
     added = care.update_index("test", add=table.slice(1), delete=["7"], options=options)

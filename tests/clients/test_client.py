@@ -219,6 +219,55 @@ def test_search_many_sends_batches_within_the_limit_of_the_service(kind: str) ->
     assert done == [(3, 7), (6, 7), (7, 7)]
 
 
+@both
+def test_documents_are_put_in_batches_within_the_limits_of_the_service(kind: str) -> None:
+    def respond(request: httpx2.Request) -> Answer:
+        ids = [document["_id"] for document in json.loads(request.content)]
+        if len(ids) > 4:
+            errors = [{"field": "body", "code": "batch_too_large", "limit": 4}]
+            return problem(422, "batch_too_large", errors=errors)
+        if len(ids) > 2:
+            return problem(413, "body_too_long")
+        rejected = [
+            {"position": i, "id": None, "code": "invalid_record", "reason": "text is empty"}
+            for i, id_ in enumerate(ids)
+            if id_ == 3
+        ]
+        counts = {"added": len(ids) - len(rejected), "rejected": rejected}
+        index = {"name": "mine", "version": f"v{ids[-1]}"}
+        return httpx2.Response(200, json={"index": index, **counts})
+
+    script = Script(*[respond] * 5)
+    done: list[tuple[int, int]] = []
+    documents = ({"_id": i, "text": "t"} for i in range(5))
+    total = call(script, kind, "put_documents", documents, progress=lambda *n: done.append(n))
+    assert (total.added, total.index.version) == (4, "v4")
+    assert [each.position for each in total.rejected] == [3]
+    assert done == [(2, 5), (4, 5), (5, 5)]
+
+
+@pytest.mark.parametrize("documents", ["text", {"_id": "1"}, 7, ["text"], [{"text": {1}}]])
+def test_what_is_no_list_of_documents_is_not_sent(documents: Any) -> None:
+    script = Script()
+    with pytest.raises(InvalidRequestError):
+        call(script, "sync", "put_documents", documents)
+    assert not script.requests
+
+
+@both
+def test_a_document_that_is_too_long_alone_is_an_error(kind: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        call(Script(problem(413, "body_too_long")), kind, "put_documents", [{"_id": "1"}])
+    assert caught.value.code == "body_too_long"
+
+
+@both
+def test_a_submitted_request_has_an_id(kind: str) -> None:
+    script = Script(httpx2.Response(202, json={"id": "a"}))
+    assert call(script, kind, "submit_documents", [{"_id": "1"}]).id == "a"
+    assert script.requests[0].url.raw_path == b"/documents?wait=accepted"
+
+
 def test_search_many_of_no_queries_sends_nothing() -> None:
     assert call(Script(), "sync", "search_many", []) == []
 
@@ -247,6 +296,21 @@ def test_an_id_is_one_segment_of_the_path(kind: str, id_: str, path: bytes) -> N
     document = call(script, kind, "document", id_)
     assert (document.id, document.text, document.passages) == ("d", "t", [])
     assert script.requests[0].url.raw_path == b"/documents/" + path
+
+
+@both
+def test_documents_are_listed_with_escaped_parameters(kind: str) -> None:
+    listed = {"documents": [{"id": "d", "title": "t"}], "next": "d", "total": 2, "newer": 1}
+    script = Script(*(httpx2.Response(200, json=listed) for _ in range(2)))
+    response = call(script, kind, "documents")
+    assert [(one.id, one.chunks) for one in response.documents] == [("d", None)]
+    assert (response.next, response.total) == ("d", 2)
+    call(script, kind, "documents", limit=5, after="a&limit=9")
+    targets = [request.url.raw_path for request in script.requests]
+    assert targets == [b"/documents", b"/documents?limit=5&after=a%26limit%3D9"]
+    with pytest.raises(InvalidRequestError) as caught:
+        call(script, kind, "documents", after=["d"])
+    assert [error.field for error in caught.value.errors] == ["after"]
 
 
 @both

@@ -75,6 +75,20 @@ def test_chunks_round_trip_and_first_chunks_are_found(tmp_path: Path) -> None:
     assert reader.first_chunks(rows).tolist() == [4, 0, 3, 0, 4]
 
 
+def test_documents_are_listed_from_a_row_on(tmp_path: Path) -> None:
+    chunked = DocumentReader(write(tmp_path / "c.arrow", CHUNKS, chunked=True))
+    assert [(one.id, one.chunks) for one in chunked.listed(0, 9)] == [("a", 3), ("b", 1), ("c", 2)]
+    # A row within a document stands behind its beginning.
+    assert [one.id for one in chunked.listed(1, 1)] == ["b"]
+    assert chunked.listed(5, 9) == []
+    whole = DocumentReader(write(tmp_path / "d.arrow", CHUNKS))
+    assert [(one.id, one.chunks) for one in whole.listed(4, 9)] == [("c#0", None), ("c#1", None)]
+    assert whole.listed(6, 9) == []
+    many = [Document(f"d{i}", "", f"t{i}") for i in range(4100)]
+    across = DocumentReader(write(tmp_path / "e.arrow", many)).listed(4095, 2)
+    assert [(one.id, one.title) for one in across] == [("d4095", "t4095"), ("d4096", "t4096")]
+
+
 @pytest.mark.parametrize("count", [0, 1, 4096, 10_000])
 def test_a_row_is_found_by_its_id(tmp_path: Path, count: int) -> None:
     reader = DocumentReader(

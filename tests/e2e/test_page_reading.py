@@ -300,7 +300,9 @@ def test_a_document_that_is_gone_is_said_in_the_dialog(page: Page) -> None:
     page.route("**/documents/**", lambda route: route.fulfill(status=404, json=problem))
     ask(page, QUESTION)
     page.get_by_role("button", name="查看全文").first.click()
-    expect(page.locator("#passage-body h3")).to_have_text("索引已更新，其中没有这个文档。")
+    expect(page.locator("#passage-body h3")).to_have_text(
+        "索引中没有这个文档：编号不对，或索引已更新。"
+    )
     expect(page.locator(HITS)).to_have_count(10)
 
 
@@ -364,7 +366,7 @@ def test_both_languages_have_all_words(page: Page) -> None:
           const { t, hasWords } = await import("./page/language.js");
           const source = await Promise.all(
             ["search", "results", "hits", "filters", "problems", "passage", "index_view", "options",
-             "citing", "share", "api", "answer",
+             "citing", "share", "api", "answer", "documents_view",
             ].map(async (n) => (await fetch(`page/${n}.js`)).text()));
           const html = await (await fetch("")).text();
           const keys = [...source.join("").matchAll(/\\bt\\(\\s*"([^"]+)"/g), ...html.matchAll(
@@ -458,20 +460,3 @@ def test_without_a_language_model_no_answer_is_offered(page: Page) -> None:
     ask(page, QUESTION)
     expect(page.locator(HITS)).to_have_count(10)
     expect(page.locator("#answer")).to_be_hidden()
-
-
-def test_the_index_can_be_looked_at_and_reloaded(page: Page) -> None:
-    page.get_by_role("button", name="索引详情").click()
-    facts = page.locator("#index-view .facts")
-    expect(facts).to_contain_text("336")
-    expect(facts).to_contain_text("使用中的版本")
-    expect(facts).to_contain_text("department")
-    page.get_by_role("button", name="查看各个版本").click()
-    expect(page.locator("#index-body .versions li")).to_have_count(1)
-    expect(page.locator("#index-body .versions li")).to_contain_text("336 文档")
-    assert violations(page) == []
-    with page.expect_response("**/index/reload"):
-        page.get_by_role("button", name="载入使用中的版本").click()
-    # Browsers name their origin in a POST, so this needs a key, and none is configured.
-    expect(page.locator("#index-body .alert h3")).to_contain_text("管理密钥")
-    assert overflow(page) == 0

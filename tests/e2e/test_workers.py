@@ -34,7 +34,7 @@ from pathlib import Path
 
 folder, arguments = Path(__file__).parent, sys.orig_argv
 if "service.workers.worker" in arguments:
-    number = arguments[arguments.index("service.workers.worker") + 1]
+    number = arguments[arguments.index("service.workers.worker") + 2]
     if (folder / "die").exists():
         os._exit(3)
     from core.errors import IndexVersionError

@@ -23,7 +23,7 @@ from tests.encoders import BigramEncoder
 from tests.indexer.builds import build_options
 
 DATA = Path(__file__).parents[1] / "data"
-SCHEMAS = range(OLDEST_SCHEMA_VERSION, SCHEMA_VERSION + 1)
+SCHEMAS = range(OLDEST_SCHEMA_VERSION, SCHEMA_VERSION)
 
 
 @pytest.fixture(params=SCHEMAS)

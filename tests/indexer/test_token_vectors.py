@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 import care
-from core import documents
-from core.documents import DocumentReader
 from core.errors import CareError, CorpusError, VectorError
 from core.manifest import TOKENS, Chunking, IndexManifest
 from core.shards import complete_shards
@@ -17,7 +15,8 @@ from indexer.build import BuildOptions, build, encode, up_to_date
 from indexer.publication import IndexWriter
 from indexer.update import Changes, active_manifest, update, update_components
 from models.late_interaction import encode_tokens, pool_tokens
-from stores.token_vectors import open_token_vectors
+from stores.faiss.store import FaissStore
+from stores.segment import open_segments
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import LATE_INTERACTION, BigramEncoder, TokenBigramEncoder, token_vectors
 from tests.errors import raises
@@ -52,9 +51,10 @@ def updated(
 def check(options: BuildOptions, manifest: IndexManifest) -> None:
     """Asserts that a version has the token vectors of each of its documents."""
     folder = options.index.path / manifest.version
-    found = open_token_vectors(folder, manifest)
+    segment = open_segments(folder, manifest, FaissStore()).all
+    found = segment.tokens
     assert found
-    for row, document in enumerate(DocumentReader(folder / documents.FILE_NAME)):
+    for row, document in segment.documents.numbered():
         vectors = token_vectors(document_text(document.title, document.text))
         expected = encode_tokens(pool_tokens(vectors, STORED.pooling), STORED.codec)
         np.testing.assert_array_equal(found.row(row), expected)
@@ -101,7 +101,7 @@ def test_an_update_encodes_new_texts_only(
     add = str(write_jsonl(tmp_path / "new.jsonl", changed))
     encoder = TokenBigramEncoder("document")
     manifest = updated(tokens, Changes(add, ["d0007"]), encoder)
-    assert manifest.corpus.reused_texts == len(RECORDS) - 3
+    assert encoder.texts_seen == manifest.corpus.unique_texts - manifest.corpus.reused_texts == 2
     check(tokens, manifest)
 
 

@@ -14,19 +14,22 @@ from core.documents import DocumentReader
 from core.errors import CareError, CorpusError, EmbeddingSpaceError, IndexVersionError
 from core.manifest import Chunking, IndexManifest
 from core.terms import TermList
+from core.text import document_text
 from core.versions import read_manifest
 from indexer.build import BuildOptions, EncodedCorpus, up_to_date
 from indexer.publication import IndexWriter, verify_version
 from indexer.update import (
     Changes,
     active_manifest,
+    merge,
     requested_factory,
     update,
     update_components,
 )
 from indexer.versions import activate, prune, rollback
-from stores.faiss.search import read_index
+from stores.faiss.store import FaissStore
 from stores.lexical import open_full_text
+from stores.segment import open_segments
 from stores.term_list import GIVEN, read_terms
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import BigramEncoder, make_spec
@@ -71,6 +74,10 @@ def folder_of(options: BuildOptions, manifest: IndexManifest) -> Path:
     return options.index.path / manifest.version
 
 
+def documents_of(options: BuildOptions, manifest: IndexManifest) -> DocumentReader:
+    return open_segments(folder_of(options, manifest), manifest, FaissStore()).all.documents
+
+
 def records_after(old: Records, added: Records, deleted: list[str]) -> Records:
     """Reference result of an update: kept in order, replaced in place, new ones appended."""
     new = {record["_id"]: record for record in added}
@@ -84,6 +91,8 @@ def changed(record: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 OLD = make_records(60)
 NEW = make_records(70)[60:]
+# More than a fifth: the version is built anew.
+MANY = make_records(80)[60:]
 # Of 60 documents: 3 with another text, 1 with another title, 2 with other metadata, 1 unchanged.
 REPLACED = [
     *(changed(OLD[i], text=f"新的说明第{i}号。") for i in (40, 3, 21)),
@@ -175,23 +184,40 @@ def test_an_index_of_chunks_is_updated_by_documents(
             run(build_options(tmp_path, Path("unread"), chunking=chunking), change(added))
 
 
-def test_an_update_gives_the_same_hits_as_a_build(
-    build_version: Builder, options: BuildOptions, change: Change
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8", "HNSW8,SQ8"])
+def test_segments_find_what_a_build_does_and_a_merge_is_equal_to_it(
+    build_version: Builder, options: BuildOptions, change: Change, factory: str
 ) -> None:
-    build_version(OLD)
-    manifest, _ = run(options, change(ADDED, DELETED))
-    resulting = records_after(OLD, ADDED, DELETED)
-    rebuilt = build_version(resulting)
-    queries = BigramEncoder().encode([record["text"] for record in resulting]).vectors
-
-    def hits(version: IndexManifest) -> list[list[tuple[str, str]]]:
-        folder = folder_of(options, version)
-        reader = DocumentReader(folder / "documents.arrow")
-        _, rows = read_index(folder / "vectors.faiss").search(queries, 10)
-        return [[(reader[int(row)].id, reader[int(row)].text) for row in found] for found in rows]
-
-    assert hits(manifest) == hits(rebuilt)
-    assert not {id_ for found in hits(manifest) for id_, _ in found} & set(DELETED)
+    index = {"factory": factory, "recall": 0.5}
+    settings = build_options(options.indexes.parent, Path("unread"), **index)
+    old = make_records(200)
+    build_version(old, **index)
+    resulting = old
+    for number in range(3):
+        added = make_records(203 + 3 * number)[200 + 3 * number :]
+        added = [changed(old[7 * number], title="新题"), *added]
+        deleted = [old[100 + number]["_id"]]
+        manifest, _ = run(settings, change(added, deleted))
+        new = {record["_id"]: record for record in added}
+        kept = [r for r in resulting if r["_id"] not in new and r["_id"] not in deleted]
+        resulting = kept + added
+    assert len(manifest.segments) == 4
+    assert manifest.count == len(resulting) == manifest.corpus.documents
+    segment = open_segments(folder_of(settings, manifest), manifest, FaissStore()).all
+    assert [document.id for document in segment.documents] == [r["_id"] for r in resulting]
+    before = found(settings, manifest, resulting[-20:])
+    encoder = BigramEncoder("document")
+    merged = merge(settings, manifest, encoder, BigramEncoder("query"))
+    assert merged
+    assert encoder.texts_seen == 0
+    assert merge(settings, merged, encoder, BigramEncoder("query")) is None
+    rebuilt = build_version(resulting, **index)
+    assert merged.files == rebuilt.files
+    assert merged.components == rebuilt.components
+    assert merged.filter_fields == rebuilt.filter_fields
+    assert merged.canaries == rebuilt.canaries
+    if factory == "Flat":
+        assert before == found(settings, rebuilt, resulting[-20:])
 
 
 @pytest.mark.parametrize(
@@ -200,7 +226,7 @@ def test_an_update_gives_the_same_hits_as_a_build(
         pytest.param([changed(OLD[5], metadata={"department": "外科"})], [], 0, id="metadata"),
         # The same text after the text rules.
         pytest.param([changed(OLD[5], text=f" {OLD[5]['text']}\u200b ")], [], 0, id="white space"),
-        pytest.param([changed(OLD[5], _id="copy")], [], 0, id="copy"),
+        pytest.param([changed(OLD[5], _id="copy")], [], 1, id="copy of one that stays"),
         pytest.param([changed(OLD[5], _id="renamed")], ["d0005"], 0, id="copy of a deleted one"),
         pytest.param([changed(OLD[5], _id="copy", title="")], [], 1, id="title"),
         pytest.param([changed(NEW[0], _id=f"n{i}") for i in range(3)], [], 1, id="new copies"),
@@ -218,7 +244,29 @@ def test_texts_with_known_vectors_are_not_encoded(
     encoder = BigramEncoder("document")
     manifest, _ = run(options, change(add, delete), encoder)
     assert encoder.texts_seen == encoded
-    assert manifest.files == build_version(records_after(OLD, add, delete)).files
+    assert [entry.count for entry in manifest.segments] == [60, len(add)]
+    (added,) = found(options, manifest, add[:1], 1)
+    assert added[0][0] == (add[0]["_id"], add[0]["text"])
+    assert added[0][1] == pytest.approx(1, abs=1e-6)
+
+
+def found(
+    options: BuildOptions, manifest: IndexManifest, records: Records, k: int = 10
+) -> list[list[tuple[tuple[str, str], float]]]:
+    """Returns the nearest documents of each record, by id and text, with their scores."""
+    segment = open_segments(folder_of(options, manifest), manifest, FaissStore()).all
+    texts = [document_text(one.get("title", ""), one["text"]) for one in records]
+    hits = []
+    for vector in BigramEncoder().encode(texts).vectors:
+        scores, rows = segment.vectors.search(vector, k)
+        documents = map(segment.documents.__getitem__, rows.tolist())
+        own = [(one.id, one.text) for one in documents]
+        hits.append(
+            sorted(
+                zip(own, scores.tolist(), strict=True), key=lambda hit: (-round(hit[1], 5), hit[0])
+            )[:k]
+        )
+    return hits
 
 
 def test_encode_all_encodes_all_texts(
@@ -234,10 +282,10 @@ def test_encode_all_encodes_all_texts_after_an_interrupted_update(
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("indexer.build._write_version", raise_interrupt)
-        run(options, change(NEW))
+        run(options, change(MANY))
     encoder = BigramEncoder("document")
-    run(options, change(NEW, encode_all=True), encoder)
-    assert encoder.texts_seen == 70
+    run(options, change(MANY, encode_all=True), encoder)
+    assert encoder.texts_seen == 80
 
 
 def raise_interrupt(*_: object) -> None:
@@ -264,7 +312,7 @@ def test_updates_are_built_on_each_other_and_rolled_back(
     # The active version is the base; different changes of one base have different builds.
     for id_ in ("d0001", "d0002"):
         again, _ = run(settings, change(delete=[id_]))
-        ids = {d.id for d in DocumentReader(folder_of(settings, again) / "documents.arrow")}
+        ids = {document.id for document in documents_of(settings, again)}
         assert ids == {record["_id"] for record in OLD} - {id_}
         activate(options.index, built.version)
 
@@ -277,13 +325,15 @@ def test_the_vectors_of_a_lossy_index_are_read_from_its_shards(
     content = shard.read_bytes()
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     before = state(options.indexes)
+    other = replace(options, terms=TermList({"压力大": ("高血压",)}))
     with raises(IndexVersionError, "vectors_gone", version=manifest.version):
-        run(options, change(NEW))
+        run(other, change(NEW))
     assert state(options.indexes) == before
     shutil.rmtree(options.builds)
     with raises(IndexVersionError, "vectors_gone"):
-        run(options, change(NEW))
-    assert run(options, change(NEW, encode_all=True))[0].count == 70
+        run(other, change(NEW))
+    assert len(run(options, change(MANY))[0].segments) == 2
+    assert run(options, change([changed(OLD[0], title="")], encode_all=True))[0].count == 80
 
 
 def test_an_exact_index_needs_no_shards(
@@ -301,9 +351,11 @@ def test_vectors_of_another_text_normalisation_are_not_reused(
     def rule(title: str, text: str) -> str:
         return f"{title} {text}"
 
-    monkeypatch.setattr("indexer.staging.document_text", rule)
-    with raises(IndexVersionError, "text_rules_changed"):
-        run(options, change(NEW))
+    for module in ("staging", "state"):
+        monkeypatch.setattr(f"indexer.{module}.document_text", rule)
+    for records in (NEW, MANY):
+        with raises(IndexVersionError, "text_rules_changed"):
+            run(options, change(records))
 
 
 def test_another_encoder_is_an_error_that_names_both_spaces(
@@ -402,9 +454,9 @@ def test_a_term_list_is_kept_replaced_and_removed(
     assert listed.components["lexical"] == old.components["lexical"]
     assert read_terms(folder_of(options, listed), listed, GIVEN) == first
     added, _ = run(replace(options, terms=first), change(NEW))
-    assert read_terms(folder_of(options, added), added, GIVEN) == first
-    replaced = update_components(replace(options, terms=second), added, spec)
-    assert replaced
+    assert added.segments[0].folder == listed.version
+    assert added.components == listed.components
+    replaced, _ = run(replace(options, terms=second), change())
     assert read_terms(folder_of(options, replaced), replaced, GIVEN) == second
     removed = update_components(options, replaced, spec)
     assert removed
@@ -468,8 +520,8 @@ def test_the_weight_changes_with_documents_that_do_not(
     old: IndexManifest, options: BuildOptions, change: Change
 ) -> None:
     manifest, encoded = run(replace(options, fusion={"lexical": 0.25}), change(OLD[:5]))
-    assert (manifest.fusion, encoded.summary.new_texts) == ({"lexical": 0.25}, 0)
-    assert manifest.files == old.files
+    assert (manifest.fusion, encoded, manifest.count) == ({"lexical": 0.25}, None, old.count)
+    assert [entry.folder for entry in manifest.segments] == [old.version]
 
 
 def test_a_damaged_version_is_not_updated(
@@ -480,7 +532,7 @@ def test_a_damaged_version_is_not_updated(
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with raises(IndexVersionError, "wrong_checksum"):
-        run(options, change(NEW))
+        run(options, change(MANY))
 
 
 class FailingEncoder(BigramEncoder):
@@ -576,7 +628,9 @@ def test_an_updated_index_is_not_up_to_date_with_the_corpus_it_was_built_from(
     manifest, _ = run(options, change(NEW))
     assert not up_to_date(settings, spec)
     assert not up_to_date(build_options(tmp_path, tmp_path / "new.jsonl"), spec)
-    assert manifest.corpus.checksum == manifest.files["documents.arrow"].sha256
+    assert manifest.corpus.checksum != old.corpus.checksum
+    built, _ = run(options, change(MANY))
+    assert built.corpus.checksum == built.files["documents.arrow"].sha256
 
 
 class SwitchingEncoder(BigramEncoder):

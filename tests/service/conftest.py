@@ -92,11 +92,17 @@ def serve(settings: Settings) -> Iterator[Serve]:
         def start(
             encoder: QueryEncoder | None = None,
             overflow: QueryEncoder | None = None,
+            writer: str = "",
             **changes: Any,
         ) -> TestClient:
             changed = settings.model_copy(update=changes)
-            app = create_app(changed, encoder or BigramEncoder(), overflow)
-            client = TestClient(app, raise_server_exceptions=False, client=("127.0.0.1", 50_000))
+            app = create_app(changed, encoder or BigramEncoder(), overflow, writer=writer)
+            client = TestClient(
+                app,
+                "http://127.0.0.1:8000",
+                raise_server_exceptions=False,
+                client=("127.0.0.1", 50_000),
+            )
             return stack.enter_context(client)
 
         yield start

@@ -228,6 +228,42 @@ def test_an_index_that_opens_slowly_delays_no_other(
     assert len(ids(client, "/indexes/other/search")) == 20
 
 
+def test_a_version_that_is_published_while_its_index_opens_is_served(
+    serve: Serve,
+    build_version: Builder,
+    two: dict[str, IndexManifest],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = serve()
+    catalog = catalog_of(client)
+    opening, publish = threading.Event(), threading.Event()
+    real = Catalog._open_folder
+
+    def slow(self: Catalog, folder: Path) -> Any:
+        snapshot = real(self, folder)
+        opening.set()
+        assert publish.wait(30)
+        return snapshot
+
+    monkeypatch.setattr(Catalog, "_open_folder", slow)
+    loop = client.portal
+    assert loop
+    found = loop.start_task_soon(catalog.open, "other", time.monotonic() + 60)
+    assert opening.wait(30)
+    newer = build_version(make_records(21), name="other")
+    followed = loop.start_task_soon(catalog.follow, "other", newer.number)
+    publish.set()
+    followed.result(60)
+    found.result(60)
+    assert client.get("/indexes/other").json()["version"] == newer.version
+    before = sample(client, "care_index_reloads_total", result="success")
+    for number in (newer.number, two["other"].number):
+        loop.call(catalog.follow, "other", number)
+    assert sample(client, "care_index_reloads_total", result="success") == before
+    loop.call(catalog.follow, "other")
+    assert sample(client, "care_index_reloads_total", result="success") == before + 1
+
+
 def test_the_index_used_longest_ago_closes_for_another(
     serve: Serve, two: dict[str, IndexManifest], build_version: Builder
 ) -> None:

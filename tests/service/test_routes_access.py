@@ -172,26 +172,42 @@ def test_a_reload_needs_an_admin_key(
 
 
 @pytest.mark.parametrize(
-    ("host", "peer", "headers", "status"),
+    ("host", "peer", "headers", "allowed"),
     [
-        ("127.0.0.1", "127.0.0.1", {}, 200),
-        ("localhost", "::1", {}, 200),
-        ("127.0.0.1", "127.0.0.1", {"Authorization": "Bearer wrong"}, 200),
-        ("127.0.0.1", "192.0.2.7", {}, 401),
-        ("127.0.0.1", None, {}, 401),
-        ("0.0.0.0", "127.0.0.1", {}, 401),
-        ("care.example", "127.0.0.1", {}, 401),
-        ("127.0.0.1", "127.0.0.1", {"Origin": "https://other.example"}, 401),
-        ("127.0.0.1", "127.0.0.1", {"X-Forwarded-For": "192.0.2.7"}, 401),
-        ("127.0.0.1", "127.0.0.1", {"Forwarded": "for=192.0.2.7"}, 401),
+        ("127.0.0.1", "127.0.0.1", {}, True),
+        ("localhost", "::1", {}, True),
+        ("127.0.0.1", "127.0.0.1", {"Authorization": "Bearer wrong"}, True),
+        ("127.0.0.1", "127.0.0.1", {"Origin": "http://localhost:8000"}, True),
+        ("127.0.0.1", "127.0.0.1", {"Host": "[::1]:8000", "Origin": "http://[::1]"}, True),
+        ("127.0.0.1", "192.0.2.7", {}, False),
+        ("127.0.0.1", None, {}, False),
+        ("0.0.0.0", "127.0.0.1", {}, False),
+        ("care.example", "127.0.0.1", {}, False),
+        ("127.0.0.1", "127.0.0.1", {"Origin": "https://other.example"}, False),
+        ("127.0.0.1", "127.0.0.1", {"Origin": "http://localhost.other.example"}, False),
+        ("127.0.0.1", "127.0.0.1", {"Origin": "null"}, False),
+        ("127.0.0.1", "127.0.0.1", {"Origin": "http://[::1"}, False),
+        ("127.0.0.1", "127.0.0.1", {"Host": "other.example"}, False),
+        ("127.0.0.1", "127.0.0.1", {"Host": "127.0.0.1.other.example:8000"}, False),
+        ("127.0.0.1", "127.0.0.1", {"X-Forwarded-For": "192.0.2.7"}, False),
+        ("127.0.0.1", "127.0.0.1", {"Forwarded": "for=192.0.2.7"}, False),
     ],
 )
-def test_without_configured_keys_local_clients_may_reload(
-    settings: Settings, host: str, peer: str | None, headers: dict[str, str], status: int
+def test_without_configured_keys_local_clients_may_write_and_administer(
+    settings: Settings, host: str, peer: str | None, headers: dict[str, str], allowed: bool
 ) -> None:
     app = create_app(settings.model_copy(update={"host": host}), BigramEncoder())
-    with TestClient(app, client=(peer, 1) if peer else None) as client:  # type: ignore[arg-type]
-        assert client.post("/index/reload", headers=headers).status_code == status
+    address: Any = (peer, 1) if peer else None
+    with TestClient(app, "http://127.0.0.1:8000", client=address) as client:
+        for index in ("/index", "/indexes/test"):
+            answer = client.post(f"{index}/reload", headers=headers)
+            assert answer.status_code == (200 if allowed else 403)
+        for prefix in ("", "/indexes/test", "/indexes/unknown"):
+            answer = client.delete(f"{prefix}/documents/d0001", headers=headers)
+            expected = 404 if prefix.endswith("unknown") else 503  # it has no writer
+            assert answer.status_code == (expected if allowed else 403)
+            assert allowed or answer.json()["code"] == "needs_key"
+        assert client.post("/search", json=QUERY, headers=headers).status_code == 200
 
 
 def test_a_key_over_its_rate_gets_429_with_retry_after(serve: Serve) -> None:

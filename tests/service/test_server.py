@@ -106,7 +106,7 @@ def work():
 async def busy():
     await asyncio.get_running_loop().run_in_executor({executor}, work)
 
-server.create_app = lambda settings: app
+server.create_app = lambda settings, writer: app
 server._END_CONNECTIONS, server._CANCEL_REQUESTS, server._END_PROCESS = 0.1, 1, 2
 server.serve(settings, lambda url: print(url, flush=True))
 """

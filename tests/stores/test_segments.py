@@ -156,6 +156,11 @@ def test_rows_have_the_documents_of_one_segment(
     live = [(row, one) for row, one in enumerate(whole.documents) if row not in deleted]
     assert list(several.documents.numbered()) == live
     assert [*several.documents] == [document for _, document in live]
+    gone = {whole.documents[row].parent for row in deleted}
+    for start in (0, 7, whole.count - 1, whole.count):
+        expected = [one for one in whole.documents.listed(start, COUNT) if one.id not in gone]
+        assert several.documents.listed(start, COUNT) == expected
+        assert several.documents.listed(start, 3) == expected[:3]
     with pytest.raises(IndexError):
         several.documents.id(whole.count)
 

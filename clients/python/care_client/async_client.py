@@ -14,6 +14,7 @@ from care_client.connections import AsyncConnections, async_until
 from care_client.errors import InvalidRequestError
 from care_client.exchange import (
     BATCH,
+    DOCUMENTS,
     MAX_RESPONSE_BYTES,
     URL,
     Answer,
@@ -22,11 +23,15 @@ from care_client.exchange import (
     M,
     Reply,
     Request,
+    added_up,
     checked,
+    document_bodies,
     number,
+    parameters,
     read,
     search_bodies,
     segment,
+    smaller_batch,
     wait_or_raise,
 )
 
@@ -160,6 +165,108 @@ class AsyncClient:
         )
         return await self._call(contract.DocumentResponse, call, timeout)
 
+    async def documents(
+        self, *, limit: int | None = None, after: str | None = None, timeout: float | None = None
+    ) -> contract.DocumentsResponse:
+        """Lists documents of the index, in the order of its corpus; needs an admin key.
+
+        Args:
+            limit: Most documents of the response, at most 100; by default 20.
+            after: Id of the document that the list begins behind, such as `next` of the last
+                response; None for the first ones.
+            timeout: Time of the call [s].
+        """
+        path = self._connection.of_index("/documents") + parameters(limit=limit, after=after)
+        return await self._call(
+            contract.DocumentsResponse, Call("GET", path, deadline=True), timeout
+        )
+
+    async def put_documents(
+        self,
+        documents: Iterable[Mapping[str, Any]],
+        *,
+        batch: int = DOCUMENTS,
+        progress: Callable[[int, int], object] | None = None,
+        timeout: float | None = None,
+    ) -> contract.WriteResponse:
+        """Adds documents, and replaces those with the same ids; needs a key with the role write.
+
+        A repeated call changes nothing. Documents that break a rule are in `rejected` of the
+        result, and the others are written.
+
+        Args:
+            documents: Mappings with `_id`, `text` and optionally `title` and `metadata`.
+            batch: Documents of a request; fewer if the service has a lower limit.
+            progress: Called after each request with the documents that are done and all of them.
+            timeout: Time of a request [s].
+
+        Returns:
+            The sums of all requests, and the last version.
+        """
+        number("batch", batch, Integral, 1)
+        given, done = document_bodies(documents), 0
+        total = contract.WriteResponse()
+        while done < len(given):
+            part = given[done : done + batch]
+            call = Call("PUT", self._connection.of_index("/documents"), part, deadline=True)
+            try:
+                response = await self._call(contract.WriteResponse, call, timeout)
+            except InvalidRequestError as error:
+                batch = smaller_batch(error, len(part))
+                continue
+            total = added_up(total, response, done)
+            done += len(part)
+            if progress:
+                progress(done, len(given))
+        return total
+
+    async def submit_documents(
+        self, documents: Iterable[Mapping[str, Any]], *, timeout: float | None = None
+    ) -> contract.AcceptedResponse:
+        """Does as `put_documents` with one request, but waits neither for disk nor for encoder."""
+        path = self._connection.of_index("/documents") + "?wait=accepted"
+        call = Call("PUT", path, document_bodies(documents), deadline=True)
+        return await self._call(contract.AcceptedResponse, call, timeout)
+
+    async def write_state(
+        self, id: str, *, timeout: float | None = None
+    ) -> contract.WriteStateResponse:
+        """Returns what became of `submit_documents`; raises its error if it failed."""
+        path = self._connection.of_index(f"/writes/{segment('id', id)}")
+        call = Call("GET", path, deadline=True)
+        return await self._call(contract.WriteStateResponse, call, timeout)
+
+    async def delete_documents(
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        filter: contract.Filter | None = None,
+        timeout: float | None = None,
+    ) -> contract.WriteResponse:
+        """Deletes the documents with these ids, or all that match a filter."""
+        listed = None if ids is None else [ids] if isinstance(ids, str) else list(ids)
+        body = checked(contract.DELETE_REQUEST, {"ids": listed, "filter": filter})
+        call = Call("POST", self._connection.of_index("/documents/delete"), body, deadline=True)
+        return await self._call(contract.WriteResponse, call, timeout)
+
+    async def delete_document(
+        self, id: str, *, timeout: float | None = None
+    ) -> contract.WriteResponse:
+        """Deletes a document; if there is none with this id, `missing` has it."""
+        path = self._connection.of_index(f"/documents/{segment('id', id)}")
+        return await self._call(
+            contract.WriteResponse, Call("DELETE", path, deadline=True), timeout
+        )
+
+    async def update_metadata(
+        self, id: str, metadata: Mapping[str, Any], *, timeout: float | None = None
+    ) -> contract.WriteResponse:
+        """Replaces the metadata of a document, which is not encoded again."""
+        path = self._connection.of_index(f"/documents/{segment('id', id)}")
+        body = checked(contract.PATCH_REQUEST, {"metadata": metadata})
+        call = Call("PATCH", path, body, deadline=True)
+        return await self._call(contract.WriteResponse, call, timeout)
+
     async def index(self, *, timeout: float | None = None) -> contract.IndexResponse:
         """Describes the index version that is served, and lists its filters."""
         call = Call("GET", self._connection.of_index("/index"))
@@ -222,12 +329,12 @@ class AsyncClient:
         return read(model, await self._send(call, timeout))
 
     async def _send(self, call: Call, timeout: float | None) -> Answer:
-        """Returns the response of a call with status 200, after the retries that it allows."""
+        """Returns the response of a call with status 200 or 202, after the retries it allows."""
         request = Request.of(self._connection, call, timeout)
         retries = 0
         while True:
             reply = await self._reply(request)
-            if isinstance(reply, Answer) and reply.status == 200 and not reply.too_long:
+            if isinstance(reply, Answer) and reply.status in (200, 202) and not reply.too_long:
                 return reply
             await asyncio.sleep(wait_or_raise(request, reply, retries))
             retries += 1

@@ -5,12 +5,12 @@ import math
 import random
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from numbers import Integral, Real
 from typing import Any, Self, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx2
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -24,13 +24,15 @@ from care_client.errors import (
     error_class,
     invalid,
 )
-from care_client.models import SEARCH_REQUEST, FieldError, Problem
+from care_client.models import SEARCH_REQUEST, FieldError, Problem, WriteResponse
 
 M = TypeVar("M", bound=BaseModel)
 
 URL = "http://127.0.0.1:8000"
 # The default of CARE_MAX_BATCH; a service with a lower limit names it in its error.
 BATCH = 64
+# Documents of a request: with 4 MB of text they have the default of CARE_MAX_BODY_BYTES.
+DOCUMENTS = 500
 MAX_RESPONSE_BYTES = 64 * 2**20
 # Statuses after which an equal request may succeed; 502 is a proxy's.
 _TRANSIENT = (429, 502, 503)
@@ -293,6 +295,50 @@ def search_bodies(
     ]
 
 
+def document_bodies(documents: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns documents as a list.
+
+    Raises:
+        InvalidRequestError: If they are no list of mappings.
+    """
+    if isinstance(documents, str | bytes | Mapping) or not isinstance(documents, Iterable):
+        raise invalid("documents", "is no list of documents")
+    listed = list(documents)
+    for position, document in enumerate(listed):
+        if not isinstance(document, Mapping):
+            raise invalid(f"documents.{position}", "is no mapping with _id and text")
+    return listed
+
+
+def smaller_batch(error: InvalidRequestError, sent: int) -> int:
+    """Returns how many documents to send in place of `sent`, which were too many.
+
+    Raises:
+        InvalidRequestError: The error, if it is another one, or of one document.
+    """
+    limit = error.errors[0].limit if error.errors else None
+    if error.code == "batch_too_large" and limit and limit < sent:
+        return limit
+    if error.code == "body_too_long" and sent > 1:
+        return sent // 2
+    raise error
+
+
+def added_up(total: WriteResponse, response: WriteResponse, before: int) -> WriteResponse:
+    """Returns the sums of two results; `before` documents were sent before those of the second."""
+    rejected = [
+        one.model_copy(update={"position": one.position + before}) for one in response.rejected
+    ]
+    counts = ("added", "replaced", "deleted", "unchanged")
+    return response.model_copy(
+        update={
+            **{name: getattr(total, name) + getattr(response, name) for name in counts},
+            "missing": total.missing + response.missing,
+            "rejected": total.rejected + rejected,
+        }
+    )
+
+
 def segment(name: str, text: str) -> str:
     """Returns the text of an argument as one segment of a path.
 
@@ -305,14 +351,29 @@ def segment(name: str, text: str) -> str:
     return quote(text, safe="", errors="surrogatepass").replace(".", "%2E")
 
 
-def _encoded(body: Mapping[str, Any]) -> bytes:
+def parameters(**values: str | int | None) -> str:
+    """Returns the query of an address, with its `?`, for the arguments that are not None.
+
+    Raises:
+        InvalidRequestError: If one is neither text nor a whole number.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    for name, value in given.items():
+        if not isinstance(value, str | int):
+            raise invalid(name, "is neither text nor a whole number")
+    return "?" + urlencode(given, errors="surrogatepass") if given else ""
+
+
+def _encoded(body: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> bytes:
     try:
-        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-    except ValueError:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False, default=dict).encode()
+    except (TypeError, ValueError):
+        reason = "has an unpaired surrogate, a number that is not finite, or a value JSON lacks"
+        if isinstance(body, Sequence):
+            raise invalid("documents", reason) from None
         if len(body) > 1:
             for name, value in body.items():
                 _encoded({name: value})
-        reason = "has an unpaired surrogate, or a number that is not finite"
         raise invalid(next(iter(body)), reason) from None
 
 

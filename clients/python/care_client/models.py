@@ -101,8 +101,23 @@ class EmbeddingsRequest(EmbeddingsOptions):
     input: str | Sequence[str]
 
 
+class DeleteRequest(TypedDict, total=False):
+    """Which documents to delete: these ids, or all that match a filter."""
+
+    ids: Sequence[str]
+    filter: Filter
+
+
+class PatchRequest(TypedDict):
+    """The metadata that take the place of those of a document."""
+
+    metadata: Mapping[str, Any]
+
+
 SEARCH_REQUEST = TypeAdapter(SearchRequest)
 EMBEDDINGS_REQUEST = TypeAdapter(EmbeddingsRequest)
+DELETE_REQUEST = TypeAdapter(DeleteRequest)
+PATCH_REQUEST = TypeAdapter(PatchRequest)
 
 
 class _Response(BaseModel):
@@ -185,6 +200,79 @@ class DocumentResponse(_Response):
     chunks: int | None = None
     passages: list[PassageResponse] = Field(default_factory=list)
     index: IndexReference = Field(default_factory=IndexReference)
+
+
+class ListedDocument(_Response):
+    """A document of a list.
+
+    Attributes:
+        chunks: Number of chunks of the document, in an index of chunks.
+    """
+
+    id: str
+    title: str = ""
+    chunks: int | None = None
+
+
+class DocumentsResponse(_Response):
+    """Documents of an index version, in the order of its corpus.
+
+    Attributes:
+        next: What `after` has to be for those that follow; None for the last ones.
+        total: Number of documents in the version.
+        index: The index version that the documents come from.
+    """
+
+    documents: list[ListedDocument]
+    next: str | None = None
+    total: int = 0
+    index: IndexReference = Field(default_factory=IndexReference)
+
+
+class RejectedRecord(_Response):
+    """A document that was not written.
+
+    Attributes:
+        position: Its position in the documents that were given, from 0.
+        id: Its id, if it has a valid one.
+        code: Stable identifier of the reason.
+    """
+
+    position: int
+    id: str | None = None
+    code: str = ""
+    reason: str = ""
+
+
+class WriteResponse(_Response):
+    """What was changed, in numbers of documents.
+
+    Attributes:
+        index: The version that has the changes.
+        missing: Ids that no document has.
+        rejected: Documents that were not written, each with its reason.
+    """
+
+    index: IndexReference = Field(default_factory=IndexReference)
+    added: int = 0
+    replaced: int = 0
+    deleted: int = 0
+    unchanged: int = 0
+    missing: list[str] = Field(default_factory=list)
+    rejected: list[RejectedRecord] = Field(default_factory=list)
+
+
+class AcceptedResponse(_Response):
+    """The id of a request that waits for its turn."""
+
+    id: str
+
+
+class WriteStateResponse(_Response):
+    """What became of such a request; `result` is None while `state` is `waiting`."""
+
+    state: str
+    result: WriteResponse | None = None
 
 
 class Timings(_Response):

@@ -57,7 +57,7 @@ function show(event, data, passages) {
       const { id, title } = passages[number - 1];
       const link = button("citation", `[${number}]`, () => focusHitOf(id));
       link.setAttribute("aria-label", t("answer.citation", { number, title: asText(title) }));
-      sentence.append(" ", link);
+      sentence.append("\u00a0", link); // on the line where the sentence ends
     }
     text.append(sentence, " ");
   } else if (event === "refusal") statusLine.textContent = t(`answer.${asText(data.reason)}`);

@@ -58,6 +58,8 @@ const posted = (body, signal) => ({
 export const readIndex = () => json(ofIndex("index"));
 export const readIndexes = () => json("indexes");
 export const readVersions = () => json(ofIndex("index/versions"));
+export const readDocuments = (limit, after) =>
+  json(ofIndex(`documents?${new URLSearchParams({ limit, ...(after === null ? {} : { after }) })}`));
 export const reloadIndex = () => json(ofIndex("index/reload"), { method: "POST" });
 export const readAnswerServer = () => json("answer/server");
 export const sendAnswer = (body, signal) => request(ofIndex("answer"), posted(body, signal));

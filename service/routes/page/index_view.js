@@ -1,19 +1,19 @@
 // The index version that is served: a line in the footer, and a dialog with all its facts.
 
-import { readVersions, reloadIndex } from "./api.js";
-import { asArray, asObject, asText, button, byId, element, isNumber } from "./dom.js";
-import { isEnglish, onLanguageChanged, t } from "./language.js";
+import { readVersions, reloadIndex, useAccessKey } from "./api.js";
+import { asArray, asObject, asText, byId, element, isNumber } from "./dom.js";
+import { documentsView } from "./documents_view.js";
+import { grouped, isEnglish, onLanguageChanged, t } from "./language.js";
 import { problemOf, problemParts } from "./problems.js";
 
 const info = byId("index-info");
 const openButton = byId("open-index");
 const dialog = byId("index-view");
-const body = byId("index-body");
+const described = byId("index-facts");
+const more = byId("index-more"); // what the reader has asked for
 
 let known = null; // the index, as the service describes it
 let reloaded = () => {};
-
-const grouped = (value) => (isNumber(value) ? value.toLocaleString(isEnglish() ? "en" : "zh-CN") : "");
 
 function facts(className, rows) {
   const list = element("dl", className);
@@ -39,21 +39,21 @@ export function showIndex(index) {
       ["pair", asText(index.pair)],
     ]),
   );
-  if (dialog.open) showAll();
+  if (dialog.open) describe();
 }
 
 export function showNoIndex() {
   if (known === null) info.textContent = t("index.unknown");
 }
 
-function showAll(...notes) {
+function describe() {
   const created = new Date(asText(known.created_at));
   const named = (values) =>
     Object.entries(asObject(values)).map(([name, value]) => `${name} ${value}`).join(t("results.comma"));
   const fields = Object.entries(asObject(known.filters)).map(
     ([field, values]) => `${field} (${asArray(values).length})`,
   );
-  const list = facts("facts", [
+  described.replaceChildren(facts("facts", [
     ["name", asText(known.name)],
     ["version", asText(known.version)],
     ["state", t(known.active === true ? "index.active" : "index.inactive")],
@@ -68,52 +68,59 @@ function showAll(...notes) {
     ["reranker", asText(known.reranker)],
     ["thresholds", named(known.answerable_thresholds)],
     ["fields", fields.join(t("results.comma"))],
-  ]);
-  const tools = element("p", "index-tools");
-  tools.append(
-    button("retry", t("index.reload"), reload),
-    button("retry", t("index.versions"), showVersions),
-  );
-  body.replaceChildren(list, tools, ...notes);
+  ]));
 }
 
-// Needs a key with the role admin, as the next one does.
-async function showVersions() {
-  try {
-    const { versions } = await readVersions();
-    const listed = element("ol", "versions");
-    for (const one of asArray(versions).toReversed()) {
-      const { version, active, documents, created_at, bytes } = asObject(one);
-      const size = isNumber(bytes) ? `${(bytes / 1e6).toFixed(1)} MB` : "";
-      const created = new Date(asText(created_at)).toLocaleString(isEnglish() ? "en" : "zh-CN");
-      const words = [version, `${grouped(documents)} ${t("index.documents")}`, size, created];
-      if (active === true) words.push(t("index.active"));
-      listed.append(element("li", "", words.map(asText).join(" · ")));
+// Shows what the reader has asked for, below the description.
+function show(node) {
+  more.replaceChildren(node);
+  more.scrollIntoView({ block: "nearest" });
+}
+
+// These need a key with the role admin: for one that lacks it, the reader is asked for another.
+
+const showVersions = asAdmin(async () => {
+  const { versions } = await readVersions();
+  const listed = element("ol", "versions");
+  for (const one of asArray(versions).toReversed()) {
+    const { version, active, documents, created_at, bytes } = asObject(one);
+    const size = isNumber(bytes) ? `${(bytes / 1e6).toFixed(1)} MB` : "";
+    const created = new Date(asText(created_at)).toLocaleString(isEnglish() ? "en" : "zh-CN");
+    const words = [version, `${grouped(documents)} ${t("index.documents")}`, size, created];
+    if (active === true) words.push(t("index.active"));
+    listed.append(element("li", "", words.map(asText).join(" · ")));
+  }
+  show(listed);
+});
+
+const showDocuments = asAdmin(async () => show(await documentsView()));
+
+const reload = asAdmin(async () => {
+  reloaded(await reloadIndex());
+  const note = element("p", "note", t("index.reloaded"));
+  note.setAttribute("role", "status");
+  show(note);
+});
+
+function asAdmin(act) {
+  return async function attempt() {
+    try {
+      await act();
+    } catch (error) {
+      const problem = problemOf(error);
+      problem.needsKey = ["unauthorized", "forbidden"].includes(problem.code);
+      const alert = element("div", "alert");
+      alert.setAttribute("role", "alert");
+      alert.append(
+        ...problemParts(problem, "h3", attempt, (key) => {
+          useAccessKey(key);
+          more.focus(); // the form goes
+          attempt();
+        }),
+      );
+      show(alert);
     }
-    showAll(listed);
-  } catch (error) {
-    showFailure(error);
-  }
-}
-
-function showFailure(error) {
-  const alert = element("div", "alert");
-  alert.setAttribute("role", "alert");
-  alert.append(...problemParts(problemOf(error), "h3"));
-  showAll(alert);
-}
-
-// Needs a key with the role admin; without one the service says so.
-async function reload() {
-  try {
-    const index = await reloadIndex();
-    reloaded(index);
-    const note = element("p", "note", t("index.reloaded"));
-    note.setAttribute("role", "status");
-    showAll(note);
-  } catch (error) {
-    showFailure(error);
-  }
+  };
 }
 
 // Calls `handler` with the index after the reader has had its active version loaded.
@@ -121,8 +128,13 @@ export function onReloaded(handler) {
   reloaded = handler;
 }
 
+byId("reload-index").addEventListener("click", reload);
+byId("show-versions").addEventListener("click", showVersions);
+byId("show-documents").addEventListener("click", showDocuments);
+
 openButton.addEventListener("click", () => {
-  showAll();
+  more.replaceChildren();
+  describe();
   dialog.showModal();
 });
 

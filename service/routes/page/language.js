@@ -1,6 +1,6 @@
 // The words of the page in Chinese and English. Documents and questions stay in their language.
 
-import { byId, preference, prefer } from "./dom.js";
+import { byId, isNumber, preference, prefer } from "./dom.js";
 
 const NAME = "care.language";
 export const CHINESE = "zh-CN";
@@ -179,7 +179,7 @@ const WORDS = {
 
   "answer.ask": ["写出回答", "Write an answer"],
   "answer.note": [
-    ({ server }) => `问题和最前面的几段资料会发送到 ${server}，由语言模型写出回答；回答可能有错。`,
+    ({ server }) => `问题和前几段资料会发送到 ${server}，由语言模型写出回答，可能有错。`,
     ({ server }) =>
       `The question and the first passages are sent to ${server}, whose language model writes; it can be wrong.`,
   ],
@@ -223,6 +223,17 @@ const WORDS = {
   "index.fields": ["筛选字段", "filter fields"],
   "index.thresholds": ["有无答案的阈值", "thresholds of answerable"],
   "index.versions": ["查看各个版本", "List the versions"],
+  "documents.show": ["查看文档", "List the documents"],
+  "documents.id": ["文档编号", "Document id"],
+  "documents.open": ["打开", "Open"],
+  "documents.range": [
+    ({ from, to, total }) => `第 ${from}–${to} 篇，共 ${total} 篇`,
+    ({ from, to, total }) => `${from}–${to} of ${total}`,
+  ],
+  "documents.none": ["没有更多文档。", "There are no more documents."],
+  "documents.chunks": [({ count }) => `${count} 段`, ({ count }) => plural(count, "passage", "passages")],
+  "documents.before": ["上一页", "Previous page"],
+  "documents.after": ["下一页", "Next page"],
   "index.reload": ["载入使用中的版本", "Load the active version"],
   "index.reloaded": ["已载入。", "Loaded."],
 
@@ -274,10 +285,14 @@ const WORDS = {
     "这项操作需要管理密钥，而此服务没有设置。",
     "This needs a key of an administrator, and none is configured.",
   ],
+  "error.needs_key": [
+    "此服务没有设置密钥，这项操作只能在服务所在的机器上进行。",
+    "Without keys, this is open to the machine of the service alone.",
+  ],
   "error.not_found": ["没有找到所请求的接口，请检查访问地址。", "Not found: check the address."],
   "error.unknown_document": [
-    "索引已更新，其中没有这个文档。",
-    "The index has changed and no longer has this document.",
+    "索引中没有这个文档：编号不对，或索引已更新。",
+    "The index has no such document: the id is wrong, or the index has changed.",
   ],
   "error.method_not_allowed": [
     "请求的方式不正确，请刷新页面后再试。",
@@ -347,6 +362,10 @@ export function t(key, values = {}) {
   const words = WORDS[key][isEnglish() ? 1 : 0];
   return typeof words === "function" ? words(values) : words;
 }
+
+// Returns a number as readers of the language write it; "" for anything else.
+export const grouped = (value) =>
+  isNumber(value) ? value.toLocaleString(isEnglish() ? ENGLISH : CHINESE) : "";
 
 // Calls `handler` after each change of the language.
 export function onLanguageChanged(handler) {

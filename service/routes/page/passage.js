@@ -15,11 +15,10 @@ const body = byId("passage-body");
 
 let shown = null; // the hit whose document is shown
 
-// Shows the document of a hit.
-export async function openPassage(hit, terms, index) {
+// Shows the document of a hit, or the one with the id if that is all that is known.
+export async function openPassage(hit, terms = new Set(), index = {}) {
   shown = hit;
-  title.textContent = asText(hit.title) || t("document.label");
-  title.lang = asText(hit.title) ? CHINESE : "";
+  entitle(hit);
   body.replaceChildren(element("p", "note", t("document.loading")));
   if (!dialog.open) dialog.showModal();
   body.scrollTop = 0;
@@ -34,12 +33,20 @@ export async function openPassage(hit, terms, index) {
   }
 }
 
+function entitle(document) {
+  title.textContent = asText(document.title) || t("document.label");
+  title.lang = asText(document.title) ? CHINESE : "";
+}
+
 function show(hit, document, terms, index) {
+  entitle(document);
   const passages = asArray(document.passages).map(asObject);
   const texts = element("div", "passages");
   const draw = (around) => {
-    const near = passages.filter(({ chunk }) => Math.abs(chunk - hit.chunk) <= around);
-    texts.replaceChildren(...near.map((passage) => text(passage, passage.id === hit.id, terms)));
+    const near = passages.filter(({ chunk }) => !(Math.abs(chunk - hit.chunk) > around));
+    const parts = near.map((passage) => text(passage, passage.id === hit.id, terms));
+    if (!isNumber(hit.chunk)) near.forEach(({ id }, i) => parts[i].prepend(element("span", "note id", id)));
+    texts.replaceChildren(...parts);
   };
   const parts = [texts];
   if (passages.length === 0) texts.append(text(document, false, terms));
@@ -57,7 +64,7 @@ function show(hit, document, terms, index) {
   const address = addressOf(document);
   const sources = element("p", "actions");
   if (address) sources.append(linkTo(address, "", t("hit.source", { host: new URL(address).host })));
-  sources.append(citeButton(hit, asText(hit.text), index));
+  if (asText(hit.text)) sources.append(citeButton(hit, asText(hit.text), index));
   body.replaceChildren(...parts, sources, metadata(asObject(document.metadata)));
 }
 

@@ -144,7 +144,11 @@ def test_a_folder_with_compressed_files_is_indexed_and_other_files_are_named_onc
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(b'{"_id": "c", "text": "y"}'))
     named = ["--pair", str(pair_file), "--builds", str(tmp_path / "builds")]
     status, output, _ = run("update", "--add", str(folder), *named)
-    assert (status, "22 documents" in output) == (0, True)
+    assert (status, "1 documents added" in output, "index   Flat, 22 ×" in output) == (
+        0,
+        True,
+        True,
+    )
 
 
 def test_the_weight_of_full_text_is_changed_alone(

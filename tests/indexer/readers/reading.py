@@ -31,9 +31,9 @@ class Found:
         return [document.title for document in self.documents]
 
 
-def read(corpus: Path | str, fields: FieldNames | None = None) -> Found:
+def read(corpus: Path | str, fields: FieldNames | None = None, *, ocr: bool = False) -> Found:
     found = Found()
-    reading = Reading(corpus_root(str(corpus)), fields or FieldNames())
+    reading = Reading(corpus_root(str(corpus)), fields or FieldNames(), ocr)
     files = corpus_files(str(corpus))
     for place, record in read_corpus(files, reading=reading, report=found.reports.append):
         if isinstance(record, Reject):

@@ -84,7 +84,7 @@ def test_encrypted_and_old_office_documents_are_refused(tmp_path: Path, name: st
         read(path)
 
 
-@pytest.mark.parametrize("name", ["a.xls", "a.doc", "a.pptx", "a.rar", "a.exe"])
+@pytest.mark.parametrize("name", ["a.xls", "a.doc", "a.pptx", "a.jpg", "a.rar", "a.exe"])
 def test_other_formats_are_named_with_what_to_do(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     with raises(CorpusError, "unsupported_format", path=tmp_path / name):

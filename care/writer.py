@@ -1,0 +1,242 @@
+"""`python -m care.writer`: the process that changes the indexes of a service.
+
+The service starts it with a listening socket (`service/writer_process.py`); `core/writes.py` has
+the protocol.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from core.errors import CareError, describe
+from core.writes import Write, Written, error_json, frame, read_frame
+from service.observe.logs import configure_logs
+from service.settings import Settings, read_settings
+
+_LOG = logging.getLogger("care.service")
+# Searches of the service come first.
+_NICENESS = 5
+# Indexes that commit at once; within one, commits follow each other.
+_THREADS = 4
+# Requests that wait for an index, and bytes of one commit, so that single documents do not wait
+# for all that was sent before them.
+_MOST_WAITING, _COMMIT_BYTES = 1024, 16 << 20
+# Indexes that are kept open for their next write.
+_MOST_OPEN = 64
+# Results of accepted writes, and how long each is kept [s].
+_MOST_RESULTS, _KEPT = 10_000, 3600.0
+
+
+class Live(Protocol):
+    """An index that takes writes; see `indexer.live.LiveIndex`."""
+
+    def commit(self, writes: Sequence[Write]) -> Sequence[Written | CareError]:
+        """Applies writes in order as one version; returns the result or error of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    write: Write
+    size: int
+    result: "asyncio.Future[Written]"
+
+
+class _Queue:
+    """The writes of one index: while one commit runs, arrivals wait and form the next.
+
+    `open_index` opens the index before its first commit, and again after an unexpected error.
+    """
+
+    def __init__(
+        self, open_index: Callable[[], Live], most_bytes: int, threads: ThreadPoolExecutor
+    ) -> None:
+        self._open = open_index
+        self._live: Live | None = None
+        self._most_bytes = most_bytes
+        self._threads = threads
+        self._waiting: deque[_Waiting] = deque()
+        self._bytes = 0
+        self._seconds = 1.0  # of the last commit
+        self.committing: asyncio.Task[None] | None = None
+
+    def add(self, write: Write, size: int) -> "asyncio.Future[Written]":
+        """Returns the future result of a write of a number of bytes; CareError if it is full."""
+        if len(self._waiting) >= _MOST_WAITING or (
+            self._waiting and self._bytes + size > self._most_bytes
+        ):
+            message = "too many writes wait for the index: retry later"
+            raise CareError(message, code="overloaded", retry_after=self._seconds)
+        loop = asyncio.get_running_loop()
+        one = _Waiting(write, size, loop.create_future())
+        self._waiting.append(one)
+        self._bytes += size
+        if self.committing is None:
+            self.committing = loop.create_task(self._commit_all())
+        return one.result
+
+    async def _commit_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting:
+                group = [self._next()]
+                size = group[0].size
+                while self._waiting and (size := size + self._waiting[0].size) <= _COMMIT_BYTES:
+                    group.append(self._next())
+                started = time.monotonic()
+                writes = [one.write for one in group]
+                results = await loop.run_in_executor(self._threads, self._commit, writes)
+                self._seconds = time.monotonic() - started
+                for one, result in zip(group, results, strict=True):
+                    _finish(one.result, result)
+        finally:
+            self.committing = None
+
+    def _next(self) -> _Waiting:
+        one = self._waiting.popleft()
+        self._bytes -= one.size
+        return one
+
+    def _commit(self, writes: Sequence[Write]) -> Sequence[Written | CareError]:
+        try:
+            self._live = self._live or self._open()
+            return self._live.commit(writes)
+        except Exception as error:
+            self._live = None
+            if isinstance(error, CareError):
+                fields = {"code": error.code, "reason": str(error)}
+            else:
+                fields = describe(error)
+                message = f"an unexpected error: {type(error).__name__}"
+                error = CareError(message, code="internal_error")
+            fields["index"] = writes[0].index
+            _LOG.error("documents cannot be written", extra={"fields": fields})
+            return [error] * len(writes)
+
+
+def _finish(future: "asyncio.Future[Written]", result: Written | CareError) -> None:
+    if isinstance(result, Written):
+        future.set_result(result)
+    else:
+        future.set_exception(result)
+        future.exception()  # the service may not wait for it any more
+
+
+class Writer:
+    """Commits writes that arrive on a socket.
+
+    Args:
+        open_index: Opens the index of a name.
+        most_bytes: Most bytes of writes that wait for one index.
+    """
+
+    def __init__(self, open_index: Callable[[str], Live], most_bytes: int) -> None:
+        self._open = open_index
+        self._most_bytes = most_bytes
+        self._threads = ThreadPoolExecutor(_THREADS, "commit")
+        self._queues: OrderedDict[str, _Queue] = OrderedDict()
+        # By id: until when it is kept, the index, and the result.
+        self._results: OrderedDict[str, tuple[float, str, asyncio.Future[Written]]] = OrderedDict()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answers the one message of a connection."""
+        with suppress(OSError, asyncio.IncompleteReadError):  # the service does not wait any more
+            try:
+                message, size = await read_frame(reader)
+                if "state" in message:
+                    answer = await self._state(message["state"], message["index"])
+                else:
+                    result = self._queue(message["write"]["index"]).add(
+                        Write.from_json(message["write"]), size
+                    )
+                    if message["accepted"]:
+                        id_ = self._keep(message["write"]["index"], result)
+                        writer.write(frame({"accepted": id_}))
+                    answer = {"written": (await result).as_json()}
+            except CareError as error:
+                answer = {"error": error_json(error)}
+            writer.write(frame(answer))
+            await writer.drain()
+        writer.close()
+
+    async def close(self) -> None:
+        """Waits until all commits are done."""
+        tasks = [queue.committing for queue in self._queues.values() if queue.committing]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _queue(self, index: str) -> _Queue:
+        if index not in self._queues:
+
+            def open_index() -> Live:
+                return self._open(index)
+
+            self._queues[index] = _Queue(open_index, self._most_bytes, self._threads)
+        self._queues.move_to_end(index)
+        idle = [name for name, queue in self._queues.items() if not queue.committing]
+        for name in idle[: len(self._queues) - _MOST_OPEN]:
+            if name != index:
+                del self._queues[name]
+        return self._queues[index]
+
+    def _keep(self, index: str, result: "asyncio.Future[Written]") -> str:
+        """Keeps the result of a write, and returns its id."""
+        now, id_ = time.monotonic(), uuid.uuid4().hex
+        while self._results:
+            until, _, _ = next(iter(self._results.values()))
+            if until > now and len(self._results) < _MOST_RESULTS:
+                break
+            self._results.popitem(last=False)
+        self._results[id_] = now + _KEPT, index, result
+        return id_
+
+    async def _state(self, id_: str, index: str) -> dict[str, Any]:
+        until, of, result = self._results.get(id_, (0.0, "", None))
+        if result is None or of != index or until < time.monotonic():
+            message = "no write of this index has this id, or it is older than an hour"
+            raise CareError(message, code="unknown_write")
+        return {"written": (await result).as_json()} if result.done() else {"waiting": True}
+
+
+async def serve_until_input_ends(listening: socket.socket, writer: Writer) -> None:
+    """Serves a listening socket until standard input ends, then ends the commits."""
+    loop = asyncio.get_running_loop()
+    server = await asyncio.start_unix_server(writer.serve, sock=listening, limit=1 << 20)
+    ends = asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), ends.set)
+    await ends.wait()
+    server.close()
+    await writer.close()
+
+
+def open_live_index(settings: Settings, name: str) -> Live:
+    """Opens an index of the service for writes."""
+    raise CareError(f"index '{name}' takes no writes", code="unavailable", index=name)
+
+
+def main() -> None:
+    """Runs the writer process; its argument is the descriptor of a listening socket."""
+    # It ends with the service, which gets these signals too.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    settings = read_settings()
+    configure_logs(settings.log_level)
+    listening = socket.socket(fileno=int(sys.argv[1]))
+    writer = Writer(lambda name: open_live_index(settings, name), settings.write_queue_bytes)
+    asyncio.run(serve_until_input_ends(listening, writer))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

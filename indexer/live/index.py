@@ -1,0 +1,307 @@
+"""An index that takes writes while it is served: each commit makes a version of its requests."""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from core.encoders import Encoder
+from core.errors import CareError
+from core.files import writing_in
+from core.manifest import TOKENS, IndexManifest, UpdateRecord
+from core.text import document_text
+from core.types import Document, FloatArray
+from core.writes import Write, Written
+from indexer.chunking import Chunker
+from indexer.encoding import check_encoded
+from indexer.failures import ENCODING_ERRORS, FailureIsolator
+from indexer.live.joining import join, segments_to_join
+from indexer.live.requests import Parsed, Requests, parse
+from indexer.live.segment import NewSegment, write_segment
+from indexer.live.version import Changed, compose, publish
+from indexer.publication import LIVE_KEY, WRITE, IndexWriter, is_live
+from indexer.state import IndexState, check_encoder
+from indexer.versions import retire, segment_folders
+
+# How long versions of live writes are kept, and the most of them.
+KEPT, MOST_KEPT = timedelta(hours=1), 1_000
+# With more new or deleted rows than this share of the base, the version should be built anew.
+MOST_CHANGED = 0.2
+_BATCH = 32
+
+
+@dataclass
+class _Encoded:
+    """What the texts of a commit were encoded to.
+
+    Attributes:
+        vectors: By text.
+        tokens: Token vectors by text, uint8 [tokens, bytes].
+        failed: Why a text cannot be encoded.
+        error: Why the encoder failed for all other texts.
+    """
+
+    vectors: dict[str, FloatArray] = field(default_factory=dict)
+    tokens: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    error: CareError | None = None
+
+
+class LiveIndex:
+    """An index that takes writes; one per index and process. Other commands may change it too.
+
+    Args:
+        index: The folder of the index.
+        document_encoder: Encodes new documents; its specification must be that of the index.
+        batch_size: Texts that are encoded at a time.
+
+    Raises:
+        CareError: If the index takes no writes: it has no active version, its vectors are not in
+            files, its full text is of an older release, or it was encoded by another encoder.
+    """
+
+    def __init__(
+        self, index: IndexWriter, document_encoder: Encoder, *, batch_size: int = _BATCH
+    ) -> None:
+        self._index = index
+        self._encoder = document_encoder
+        self._batch_size = batch_size
+        self._numbers: dict[str, int] = {}
+        self._state: IndexState | None = None
+        self._chunker: Chunker | None = None
+        self._refresh()
+
+    def commit(self, writes: Sequence[Write]) -> list[Written | CareError]:
+        """Applies requests in order, as one version that is on disk and active afterwards.
+
+        Texts are encoded first, without a lock. An error of one request does not concern others.
+        If nothing changes, no version is made.
+
+        Returns:
+            The result of each request, or the error for which it changes nothing.
+        """
+        try:
+            state = self._refresh()
+            parsed = [parse(write, self._chunker) for write in writes]
+            encoded = self._encode(state, parsed)
+            with writing_in(self._index.path), self._index.changing("write"):
+                return self._commit(self._refresh(), parsed, encoded)
+        except CareError as error:
+            return [error for _ in writes]
+
+    def _commit(
+        self, state: IndexState, parsed: Sequence[Parsed], encoded: _Encoded
+    ) -> list[Written | CareError]:
+        """Does what `commit` does; the index is locked for changes."""
+        started = time.perf_counter()
+        if not encoded.error:  # another command may have changed a document meanwhile
+            self._encode(state, parsed, encoded)
+        requests = Requests(state, encoded.failed, self._lacking(state, encoded))
+        results = [requests.apply(one) for one in parsed]
+        changes = requests.changes()
+        manifest = state.manifest
+        if changes:
+            removed = BitMap(row for rows in changes.removed.values() for row in rows)
+            replaced = len(changes.removed.keys() & changes.new.keys())
+            record = UpdateRecord(
+                base=manifest.version,
+                added=len(changes.new) - replaced,
+                replaced=replaced,
+                deleted=len(changes.removed) - replaced,
+                unchanged=manifest.corpus.documents - len(changes.removed),
+            )
+            key = hashlib.sha256(manifest.version.encode()).hexdigest()
+            with self._index.new_version(LIVE_KEY + key, WRITE) as (version, folder):
+                segment = None
+                if changes.new:
+                    rows = [chunk for chunks in changes.new.values() for chunk in chunks]
+                    vectors, tokens = self._vectors(state, changes.sources, rows, encoded)
+                    written = write_segment(folder, manifest, rows, [vectors], tokens)
+                    segment = NewSegment.of(folder, version, written, manifest)
+                changed = Changed(removed, record, segment, encoded=len(encoded.vectors))
+                manifest = self._publish(state, version, folder, changed, started)
+        number = manifest.number or self._index.numbers()[manifest.version]
+        return [
+            one if isinstance(one, CareError) else one.written(manifest.version, number)
+            for one in results
+        ]
+
+    def _publish(
+        self, state: IndexState, version: str, folder: Path, changed: Changed, started: float
+    ) -> IndexManifest:
+        """Publishes a version, and keeps its segments open; locked for changes."""
+        manifest, dead = compose(state, version, changed)
+        seconds = round(time.perf_counter() - started, 3)
+        manifest = manifest.model_copy(update={"build_seconds": seconds})
+        number = self._index.last_number(self._numbers) + 1
+        manifest = publish(self._index, folder, manifest, dead, number)
+        opened = dict(state.opened)
+        if new := changed.segment:
+            opened[f"{version} {new.sha256}"] = new.opened
+        if joined := changed.joined:
+            opened[f"{joined.entry.folder} {joined.entry.sha256}"] = joined.segment.opened
+        self._state = IndexState.open(self._index, version, opened, self._index.stores)
+        return manifest
+
+    def merge(self) -> bool:
+        """Joins small segments, if there are many, and deletes old versions of writes.
+
+        It is called when no write waits; it takes moments, and writes can be committed meanwhile by
+        another process.
+
+        Returns:
+            Whether a version with fewer segments is active now.
+
+        Raises:
+            CareError: `locked`, if a build, update or merge runs.
+        """
+        index = self._index
+        with writing_in(index.path), index.building("merge"):
+            state = self._refresh()
+            places = segments_to_join(state.entries)
+            joined = join(index, state, places) if places else None
+            with index.changing("merge"):
+                now, merged = self._refresh(), False
+                if joined and joined.is_of(now):
+                    started = time.perf_counter()
+                    key = LIVE_KEY + hashlib.sha256(now.manifest.version.encode()).hexdigest()
+                    with index.new_version(key, WRITE) as (version, folder):
+                        changed = Changed(BitMap(), now.manifest.corpus.update, joined=joined)
+                        self._publish(now, version, folder, changed, started)
+                    merged = True
+                self._retire()
+            index.remove_deleted()
+        return merged
+
+    @property
+    def is_large(self) -> bool:
+        """Whether so much of the base is new or deleted that `care merge` should build it anew."""
+        state = self._refresh()
+        base = state.entries[0].count
+        new = sum(entry.count - entry.deleted for entry in state.entries[1:])
+        return new + len(state.deleted) > MOST_CHANGED * base
+
+    def _retire(self) -> None:
+        """Deletes versions of live writes that are too old or too many; locked for changes."""
+        index = self._index
+        active, now = index.active(), datetime.now(UTC)
+        versions = index.versions()
+        live = [one for one in versions if is_live(one) and one != active]
+        old = [one for one in live if now - _written(one) > KEPT]
+        gone = {*old, *live[: max(0, len(live) - MOST_KEPT)]}
+        if gone:
+            kept = [one for one in versions if one not in gone]
+            retire(index, gone, segment_folders(index, kept))
+
+    def _refresh(self) -> IndexState:
+        """Returns the active version; segments that are open stay open."""
+        version, before = self._index.active(), self._state
+        if before and before.manifest.version == version:
+            return before
+        known = before.opened if before else None
+        state = IndexState.open(self._index, version, known, self._index.stores)
+        if not before or before.parts[0].key != state.parts[0].key:
+            check_encoder(state.manifest, self._encoder.spec)
+            state.check()
+            chunking = state.manifest.chunking
+            self._chunker = Chunker(self._encoder, chunking) if chunking else None
+        self._state = state
+        return state
+
+    def _encode(
+        self, state: IndexState, parsed: Sequence[Parsed], encoded: _Encoded | None = None
+    ) -> _Encoded:
+        """Encodes the texts of documents that the version does not have with the same id."""
+        encoded = encoded or _Encoded()
+        new = [chunks for one in parsed for chunks in one.documents()]
+        found = state.find({chunks[0].parent or chunks[0].id for chunks in new})
+        texts: dict[str, None] = {}
+        for chunks in new:
+            rows = found.get(chunks[0].parent or chunks[0].id, range(0))
+            known = self._texts_of(state, rows) if rows else {}
+            texts |= dict.fromkeys(text for text in map(_text, chunks) if text not in known)
+        for rows in state.find({id_ for one in parsed for id_, _ in one.write.patch}).values():
+            if not self._texts_of(state, rows):
+                texts |= dict.fromkeys(map(_text, state.chunks(rows)))
+        lacking = [t for t in texts if t not in encoded.vectors and t not in encoded.failed]
+        lacking.sort(key=len, reverse=True)
+        isolator = FailureIsolator(self._encoder.encode)
+        try:
+            for start in range(0, len(lacking), self._batch_size):
+                self._encode_batch(lacking[start : start + self._batch_size], encoded, isolator)
+        except CareError as error:
+            encoded.error = error
+        return encoded
+
+    def _encode_batch(
+        self, texts: Sequence[str], encoded: _Encoded, isolator: FailureIsolator
+    ) -> None:
+        try:
+            parts = [(list(range(len(texts))), self._encoder.encode(texts))]
+            isolator.succeeded()
+        except ENCODING_ERRORS as error:
+            found = isolator.encode(texts, error)
+            parts = found.parts
+            encoded.failed |= {texts[i]: reason for i, reason in found.failed.items()}
+        for positions, encoding in parts:
+            own = [texts[i] for i in positions]
+            check_encoded(encoding.vectors, self._encoder.spec.dimension, own)
+            encoded.vectors |= zip(own, encoding.vectors, strict=True)
+            encoded.tokens |= zip(own, encoding.token_vectors or (), strict=False)
+
+    def _texts_of(self, state: IndexState, rows: range) -> dict[str, int]:
+        """Returns the texts of rows whose vectors can be taken, with their rows."""
+        segment = state.rows.locate(rows.start)[0]
+        if not state.stores_vectors(segment):
+            return {}
+        return {_text(state.documents[row]): row for row in rows}
+
+    def _lacking(
+        self, state: IndexState, encoded: _Encoded
+    ) -> Callable[[Sequence[Document], range], CareError | None]:
+        """Returns a function that says why documents that replace others have no vectors."""
+
+        def lacking(chunks: Sequence[Document], old: range) -> CareError | None:
+            known = self._texts_of(state, old) if old and encoded.error else {}
+            texts = map(_text, chunks)
+            if any(t not in known and t not in encoded.vectors for t in texts):
+                return encoded.error
+            return None
+
+        return lacking
+
+    def _vectors(
+        self,
+        state: IndexState,
+        sources: Mapping[str, range],
+        rows: Sequence[Document],
+        encoded: _Encoded,
+    ) -> tuple[FloatArray, list[NDArray[np.uint8]] | None]:
+        """Returns the vectors and token vectors of chunks: encoded, or those of the same text."""
+        with_tokens = TOKENS in state.manifest.components
+        vectors = np.empty((len(rows), state.manifest.encoder.dimension), np.float32)
+        tokens: list[NDArray[np.uint8]] = []
+        for at, chunk in enumerate(rows):
+            text = _text(chunk)
+            if text in encoded.vectors:
+                vectors[at] = encoded.vectors[text]
+                tokens += [encoded.tokens[text]] if with_tokens else []
+                continue
+            row = self._texts_of(state, sources[chunk.parent or chunk.id])[text]
+            vectors[at] = state.take(np.array([row], np.int64))[0]
+            tokens += [state.tokens(row)] if with_tokens else []
+        return vectors, tokens if with_tokens else None
+
+
+def _text(document: Document) -> str:
+    return document_text(document.title, document.text)
+
+
+def _written(version: str) -> datetime:
+    return datetime.strptime(version.partition("Z-")[0], "%Y%m%dT%H%M%S.%f").replace(tzinfo=UTC)

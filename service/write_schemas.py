@@ -1,0 +1,91 @@
+"""The HTTP contract of routes that change documents; see `service.schemas`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field
+
+from service.filter_schema import FilterField
+from service.schemas import IndexReference, StrictRequest
+
+
+class DocumentRecord(BaseModel):
+    """A document, in the form of a line of a JSONL corpus."""
+
+    id: str | int = Field(alias="_id", description="Id, unique in the index; or `id`.")
+    text: str
+    title: str = ""
+    metadata: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Strings, numbers, booleans and lists of them can be used in filters.",
+    )
+
+
+_RECORD = DocumentRecord.model_json_schema()
+# Documented only: the body is read by `parse_documents`, and the records by the writer.
+DOCUMENTS_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"anyOf": [_RECORD, {"type": "array", "items": _RECORD}]},
+                "examples": {
+                    "documents": {
+                        "value": [{"_id": "1", "title": "高血压", "text": "少吃盐，多运动。"}]
+                    }
+                },
+            },
+            "application/x-ndjson": {"schema": {"type": "string"}},
+        },
+    }
+}
+
+
+class DeleteRequest(StrictRequest):
+    """Which documents to delete: ids, or a filter."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ids": ["1", "2"]}]})
+
+    ids: Annotated[list[str], FailFast()] = Field(
+        default_factory=list, description="At most CARE_MAX_DOCUMENTS ids."
+    )
+    filter: FilterField = Field(default_factory=dict)
+
+
+class PatchRequest(StrictRequest):
+    """What to change of a document."""
+
+    metadata: dict[str, Any] = Field(description="Takes the place of all metadata of the document.")
+
+
+class RejectedRecord(BaseModel):
+    """A document of a request that was not written."""
+
+    position: int = Field(description="Its position in the request, from 0.")
+    id: str | None = Field(description="Its id, if it has a valid one.")
+    code: str = Field(description="Stable identifier of the reason.")
+    reason: str
+
+
+class WriteResponse(BaseModel):
+    """What a request has changed."""
+
+    index: IndexReference
+    added: int = Field(description="Documents with new ids.")
+    replaced: int = Field(description="Documents that were changed.")
+    deleted: int
+    unchanged: int = Field(description="Documents that are as they were before.")
+    missing: list[str] = Field(description="Ids that no document has.")
+    rejected: list[RejectedRecord] = Field(description="Documents that were not written.")
+
+
+class AcceptedResponse(BaseModel):
+    """A request that waits for its turn."""
+
+    id: str = Field(description="For GET …/writes/{id}.")
+
+
+class WriteStateResponse(BaseModel):
+    """What became of a request; an error of it is the answer's."""
+
+    state: Literal["waiting", "written"]
+    result: WriteResponse | None = Field(description="Null while it waits.")

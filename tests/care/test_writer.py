@@ -1,0 +1,65 @@
+"""The writer process: it is started when it is wanted, and ends with its service."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.writes import frame, read_frame
+from service import writer_process
+from service.writer_process import WriterProcess
+
+
+async def ask(path: str, message: Any) -> Any:
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(message if isinstance(message, bytes) else frame(message))
+    writer.write_eof()
+    try:
+        return (await read_frame(reader))[0]
+    finally:
+        writer.close()
+
+
+def children() -> list[int]:
+    """The writer processes that this one has started."""
+    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    ids = [int(id_) for each in found for id_ in each.read_text().split()]
+    return [i for i in ids if b"care.writer" in Path(f"/proc/{i}/cmdline").read_bytes()]
+
+
+STATE = {"state": "none", "index": "test"}
+
+
+def test_a_request_starts_the_process_and_starts_it_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writer_process, "_PAUSE", 0.0)
+
+    async def use(process: WriterProcess) -> None:
+        running = asyncio.get_running_loop().create_task(process.run())
+        await asyncio.sleep(0.1)
+        assert children() == []
+        assert (await ask(process.path, STATE))["error"]["code"] == "unknown_write"
+        (first,) = children()
+        assert os.getpriority(os.PRIO_PROCESS, first) == os.getpriority(os.PRIO_PROCESS, 0) + 5
+        for number in (signal.SIGINT, signal.SIGTERM):  # the service gets them too, and ends it
+            os.kill(first, number)
+        too_long = await ask(process.path, b"\xff\xff\xff\xff")
+        assert too_long["error"]["code"] == "frame_too_long"
+        with pytest.raises(asyncio.IncompleteReadError):
+            await ask(process.path, frame(STATE)[:-1])
+        assert children() == [first]
+        os.kill(first, signal.SIGKILL)
+        assert (await ask(process.path, STATE))["error"]["code"] == "unknown_write"
+        assert first not in children()
+        running.cancel()
+
+    with WriterProcess() as process:
+        asyncio.run(use(process))
+    assert children() == []
+    assert not Path(process.path).parent.exists()
+    (line,) = [each.fields for each in caplog.records if hasattr(each, "fields")]  # type: ignore[attr-defined]
+    assert line == {"code": "writer_ended", "reason": "it ended by signal 9"}

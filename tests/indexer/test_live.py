@@ -1,0 +1,359 @@
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.conditions import parse_filter
+from core.errors import CareError, CorpusError, EmbeddingServerError, EmbeddingSpaceError
+from core.manifest import Chunking, IndexManifest
+from core.types import Document
+from core.versions import read_manifest
+from core.writes import Write, Written, document_tag
+from indexer.live.index import LiveIndex
+from indexer.publication import IndexWriter, verify_version
+from indexer.update import Changes, merge, update
+from indexer.versions import prune, rollback
+from stores.faiss.store import FaissStore
+from stores.segment import Segment, open_segments
+from tests.conftest import Builder, make_records, write_jsonl
+from tests.encoders import BigramEncoder
+from tests.errors import raises
+from tests.indexer.builds import build_options, state
+
+Record = dict[str, Any]
+BASE = make_records(60)
+
+
+@pytest.fixture
+def index(indexes: Path) -> IndexWriter:
+    return IndexWriter(indexes, "test")
+
+
+@pytest.fixture
+def live(build_version: Builder, index: IndexWriter) -> LiveIndex:
+    build_version(BASE)
+    return LiveIndex(index, BigramEncoder("document"))
+
+
+def active(index: IndexWriter) -> IndexManifest:
+    return read_manifest(index.version(index.active()))
+
+
+def opened(index: IndexWriter) -> Segment:
+    manifest = active(index)
+    return open_segments(index.version(manifest.version), manifest, FaissStore()).all
+
+
+def content(index: IndexWriter) -> dict[str, tuple[str, str, Any]]:
+    return {one.id: (one.title, one.text, one.metadata) for one in opened(index).documents}
+
+
+def expected(records: dict[str, Record]) -> dict[str, tuple[str, str, Any]]:
+    return {
+        id_: (one.get("title", ""), one["text"], one.get("metadata", {}))
+        for id_, one in records.items()
+    }
+
+
+def write(**parts: Any) -> Write:
+    return Write("test", **parts)
+
+
+def one(live: LiveIndex, **parts: Any) -> Written:
+    (result,) = live.commit([write(**parts)])
+    assert isinstance(result, Written), result
+    return result
+
+
+def counts(written: Written) -> tuple[int, int, int, int]:
+    return written.added, written.replaced, written.deleted, written.unchanged
+
+
+def test_a_write_is_found_and_a_repeated_one_changes_nothing(
+    live: LiveIndex, index: IndexWriter
+) -> None:
+    record = {"_id": "new", "title": "咳嗽", "text": "多喝水。", "metadata": {"department": "内科"}}
+    written = one(live, put=(record, BASE[3] | {"text": "改了。"}), delete=("d0007", "none"))
+    assert counts(written) == (1, 1, 1, 0)
+    assert written.missing == ("none",)
+    assert (written.version, written.number) == (index.active(), 2)
+    manifest = verify_version(index.version(written.version))
+    assert (manifest.count, manifest.corpus.documents) == (60, 60)
+    assert manifest.filter_fields == {"department": 4, "rare": 2, "tags": 6}
+    segment = opened(index)
+    vector = BigramEncoder().encode(["咳嗽\n多喝水。"]).vectors[0]
+    assert segment.documents.id(int(segment.vectors.search(vector, 1)[1][0])) == "new"
+    assert segment.full_text
+    assert segment.documents.id(int(segment.full_text.search("多喝水", 1)[1][0])) == "new"
+    before = state(index.root)
+    again = one(live, put=(record,), delete=("d0007",))
+    assert (counts(again), again.version, again.missing) == (
+        (0, 0, 0, 1),
+        written.version,
+        ("d0007",),
+    )
+    assert state(index.root) == before
+
+
+def test_requests_of_a_commit_are_one_version_and_apply_in_order(
+    live: LiveIndex, index: IndexWriter
+) -> None:
+    a, b = {"_id": "a", "text": "一"}, {"_id": "a", "text": "二"}
+    results = live.commit(
+        [
+            write(put=(a, {"_id": "bad"})),
+            write(put=(b,), delete=("d0000",)),
+            write(delete=("a",)),
+            write(put=(BASE[0],)),
+            write(patch=(("d0001", {"x": 1}),)),
+        ]
+    )
+    assert all(isinstance(result, Written) for result in results)
+    assert [counts(each) for each in results if isinstance(each, Written)] == [
+        (1, 0, 0, 0),
+        (0, 1, 1, 0),
+        (0, 0, 1, 0),
+        (1, 0, 0, 0),
+        (0, 1, 0, 0),
+    ]
+    assert isinstance(results[0], Written)
+    (rejected,) = results[0].rejected
+    assert (rejected.position, rejected.id, rejected.code) == (1, "bad", "invalid_record")
+    assert len(index.versions()) == 2
+    # What is as it was before is not written.
+    assert [entry.count for entry in active(index).segments] == [60, 1]
+    assert content(index)["d0001"][2] == {"x": 1}
+    assert content(index).keys() == {record["_id"] for record in BASE}
+
+
+def test_a_random_sequence_of_commits_merges_and_updates_is_what_a_model_says(
+    live: LiveIndex, index: IndexWriter, tmp_path: Path
+) -> None:
+    choose = random.Random(38)
+    model = {record["_id"]: record for record in BASE}
+    options = build_options(tmp_path, Path("unread"))
+    for step in range(40):
+        if step % 13 == 12:
+            add = {"_id": f"u{step}", "text": f"更新{step}", "metadata": {"n": step}}
+            path = write_jsonl(tmp_path / "add.jsonl", [add])
+            gone = choose.choice(sorted(model))
+            changes = Changes(str(path), [gone])
+            assert update(options, changes, active(index), *encoders())
+            del model[gone]
+            model[add["_id"]] = add
+            continue
+        put = tuple(
+            {
+                "_id": f"n{choose.randrange(30)}",
+                "text": f"文字{choose.randrange(5)}",
+                "metadata": {"n": choose.randrange(3)},
+            }
+            for _ in range(choose.randrange(3))
+        )
+        patch = tuple(
+            (choose.choice(sorted(model)), {"n": step}) for _ in range(choose.randrange(2))
+        )
+        delete = tuple(choose.choice(sorted(model)) for _ in range(choose.randrange(2)))
+        where = parse_filter({"n": 1}) if step % 5 == 4 else None
+        written = one(live, put=put, patch=patch, delete=delete, delete_where=where)
+        for record in put:
+            model[record["_id"]] = record
+        for id_, metadata in patch:
+            model[id_] = model[id_] | {"metadata": metadata}
+        for id_ in delete:
+            model.pop(id_, None)
+        if where:
+            model = {
+                id_: each for id_, each in model.items() if each.get("metadata", {}).get("n") != 1
+            }
+        if step % 8 == 7:
+            live.merge()
+        assert content(index) == expected(model)
+        assert active(index).corpus.documents == len(model)
+        assert written.version in index.versions()
+        rows = opened(index).filters.rows(parse_filter({"n": step}))
+        assert len(rows) == sum(
+            each.get("metadata", {}).get("n") == step for each in model.values()
+        )
+    assert len(active(index).segments) < 20
+    verify_version(index.version(index.active()))
+    prune(index, tmp_path / "builds", keep=1)
+    assert content(index) == expected(model)
+    merged = merge(options, active(index), *encoders())
+    assert merged and not merged.segments
+    assert content(index) == expected(model)
+    prune(index, tmp_path / "builds", keep=1)
+    assert {path.name for path in index.path.glob("[!.]*/")} == {merged.version}
+
+
+def encoders() -> tuple[BigramEncoder, BigramEncoder]:
+    return BigramEncoder("document"), BigramEncoder("query")
+
+
+def test_a_write_by_another_command_between_two_commits(
+    live: LiveIndex, index: IndexWriter
+) -> None:
+    other = LiveIndex(index, BigramEncoder("document"))
+    one(live, put=({"_id": "a", "text": "一"},))
+    assert counts(one(other, put=({"_id": "a", "text": "二"},))) == (0, 1, 0, 0)
+    assert counts(one(live, put=({"_id": "a", "text": "二"},))) == (0, 0, 0, 1)
+    assert rollback(index) == index.versions()[0]
+    assert counts(one(live, put=({"_id": "a", "text": "二"},))) == (1, 0, 0, 0)
+    assert active(index).number == 4
+
+
+def test_if_match(live: LiveIndex) -> None:
+    document = Document("d0001", BASE[1]["text"], BASE[1]["title"], BASE[1]["metadata"])
+    tag = document_tag(document)
+    new = BASE[1] | {"text": "新"}
+
+    def reasons(**parts: Any) -> list[str]:
+        return [each.code for each in one(live, **parts).rejected]
+
+    assert reasons(put=(new,), if_match={"d0001": "0" * 16}) == ["document_changed"]
+    assert reasons(put=(new,), if_match={"d0001": ""}) == ["document_changed"]
+    assert reasons(put=(new,), if_match={"d0001": tag}) == []
+    assert reasons(delete=("d0001",), if_match={"d0001": tag}) == ["document_changed"]
+    assert reasons(patch=(("no", {}),), if_match={"no": "*"}) == ["document_changed"]
+    assert reasons(put=({"_id": "x", "text": "y"},), if_match={"x": ""}) == []
+    assert reasons(delete=("d0001",), if_match={"d0001": "*"}) == []
+
+
+def test_other_documents_do_not_exist_for_a_bounded_caller(
+    live: LiveIndex, index: IndexWriter
+) -> None:
+    within = parse_filter({"department": "儿科"})
+    own, other = BASE[1], BASE[0]
+    assert own["metadata"]["department"] == "儿科"
+    written = one(
+        live,
+        put=(other | {"text": "x"}, own | {"metadata": {}}, own | {"text": "改"}),
+        patch=((other["_id"], {"department": "儿科"}), (own["_id"], {"department": "骨科"})),
+        delete=(other["_id"],),
+        within=within,
+    )
+    assert [(each.position, each.code) for each in written.rejected] == [
+        (0, "outside_grant"),
+        (1, "outside_grant"),
+        (1, "outside_grant"),
+    ]
+    assert written.missing == (other["_id"], other["_id"])
+    assert counts(written) == (0, 1, 0, 0)
+    kept = [record for record in BASE if record["metadata"]["department"] != "儿科"]
+    gone = one(live, delete_where=parse_filter({}), within=within)
+    assert gone.deleted == len(BASE) - len(kept)
+    assert content(index) == expected({record["_id"]: record for record in kept})
+
+
+def test_a_request_that_would_delete_everything_fails_alone(
+    live: LiveIndex, index: IndexWriter
+) -> None:
+    failed, fine = live.commit(
+        [write(delete_where=parse_filter({})), write(put=({"_id": "a", "text": "一"},))]
+    )
+    assert isinstance(failed, CorpusError) and failed.code == "empty_corpus"
+    assert isinstance(fine, Written)
+    assert len(content(index)) == 61
+
+
+class BrokenEncoder(BigramEncoder):
+    """Fails for texts that contain a word, or for all."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__("document")
+        self.word = word
+
+    def encode(self, texts: Any) -> Any:
+        if any(self.word in text for text in texts):
+            raise EmbeddingServerError("no answer", code="embedding_server_unavailable")
+        return super().encode(texts)
+
+
+def test_what_needs_no_encoder_works_without_it(build_version: Builder, index: IndexWriter) -> None:
+    build_version(BASE)
+    live = LiveIndex(index, BrokenEncoder(""))
+    failed, patched, deleted = live.commit(
+        [
+            write(put=({"_id": "a", "text": "一"},)),
+            write(patch=(("d0001", {"x": 1}),)),
+            write(delete=("d0002",)),
+        ]
+    )
+    assert isinstance(failed, CareError) and failed.code == "encoder_fails"
+    assert isinstance(patched, Written) and patched.replaced == 1
+    assert isinstance(deleted, Written) and deleted.deleted == 1
+    assert content(index)["d0001"][2] == {"x": 1}
+
+
+def test_a_text_that_cannot_be_encoded_is_rejected_alone(
+    build_version: Builder, index: IndexWriter
+) -> None:
+    build_version(BASE)
+    live = LiveIndex(index, BrokenEncoder("毒"))
+    written = one(live, put=({"_id": "a", "text": "毒"}, {"_id": "b", "text": "药"}))
+    assert [(each.id, each.code) for each in written.rejected] == [("a", "not_encoded")]
+    assert written.added == 1
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8,SQ8"])
+def test_metadata_is_replaced_without_encoding_if_the_vectors_are_stored(
+    build_version: Builder, index: IndexWriter, factory: str
+) -> None:
+    build_version(BASE, factory=factory, recall=0.5)
+    encoder = BigramEncoder("document")
+    live = LiveIndex(index, encoder)
+    one(live, patch=(("d0001", {"x": 1}),))
+    assert encoder.texts_seen == (factory != "Flat")
+    one(live, patch=(("d0001", {"x": 2}),))
+    assert encoder.texts_seen == (factory != "Flat")
+    segment = opened(index)
+    row = segment.documents.find("d0001").start
+    text = f"{BASE[1]['title']}\n{BASE[1]['text']}"
+    expected_vector = BigramEncoder("document").encode([text]).vectors[0]
+    np.testing.assert_allclose(segment.vectors.take(np.array([row]))[0], expected_vector, atol=1e-6)
+
+
+def test_chunks(build_version: Builder, index: IndexWriter) -> None:
+    build_version(BASE, chunking=Chunking(tokens=40, overlap=5))
+    live = LiveIndex(index, BigramEncoder("document"))
+    long = {"_id": "long", "text": "。".join(f"第{n}句话说明护理" for n in range(20))}
+    assert counts(one(live, put=(long,))) == (1, 0, 0, 0)
+    assert len(opened(index).documents.find("long")) > 3
+    assert counts(one(live, put=(long,))) == (0, 0, 0, 1)
+    taken = one(live, put=({"_id": "long#1", "text": "x"},))
+    assert [each.code for each in taken.rejected] == ["id_is_a_chunk"]
+    assert counts(one(live, patch=(("long", {"a": "b"}),))) == (0, 1, 0, 0)
+    rows = opened(index).filters.rows(parse_filter({"a": "b"}))
+    assert len(rows) == len(opened(index).documents.find("long"))
+    assert counts(one(live, delete=("long",))) == (0, 0, 1, 0)
+    assert active(index).count == active(index).corpus.chunks
+    assert counts(one(live, put=({"_id": "long#1", "text": "x"},))) == (1, 0, 0, 0)
+
+
+def test_another_encoder_is_refused(build_version: Builder, index: IndexWriter) -> None:
+    build_version(BASE)
+    with raises(EmbeddingSpaceError, "other_encoder", differ=["embedding_space"]):
+        LiveIndex(index, BigramEncoder("document", "other-9"))
+
+
+def test_a_commit_costs_as_the_change(
+    live: LiveIndex, index: IndexWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one(live, put=({"_id": "a", "text": "一"},))
+    synced: list[int] = []
+    hashed: list[Path] = []
+    monkeypatch.setattr("os.fsync", synced.append)
+    for module in ("indexer.live.segment", "stores.lexical", "core.versions"):
+        real = __import__(module, fromlist=["x"]).sha256_file
+        monkeypatch.setattr(
+            f"{module}.sha256_file", lambda path, real=real: hashed.append(path) or real(path)
+        )
+    before = {path.name for path in index.path.iterdir()}
+    one(live, put=({"_id": "b", "text": "二"},))
+    (new,) = {path.name for path in index.path.iterdir()} - before
+    assert all(new in str(path) or "care-tmp" in str(path) for path in hashed)
+    size = sum(path.stat().st_size for path in index.version(new).rglob("*") if path.is_file())
+    assert size < 20_000
+    assert len(synced) < 25
