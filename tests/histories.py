@@ -148,7 +148,7 @@ class Connection(Protocol):
 
 
 class Service(Protocol):
-    """What the clients use: `kills` has when which process was killed (writer, worker, service)."""
+    """What clients use: `kills` has when a process had ended, infinite until then, and its kind."""
 
     kills: list[tuple[float, str]]
 

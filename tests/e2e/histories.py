@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from http.client import HTTPConnection, HTTPException
 from itertools import count
+from math import inf
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -79,14 +80,16 @@ class LiveService:
         """
         (kind,) = random.choices(list(self._kinds), list(self._kinds.values()))
         with self._lock:
+            if not (found := self._wait_for(kind)):
+                return
+            self.kills.append((inf, kind))
+            os.kill(random.choice(found), signal.SIGKILL)
             if kind == _SERVICE:
-                self.kills.append((time.monotonic(), kind))
-                self._process.process.kill()
                 self._process.process.wait()
                 self._process = self._start()
-            elif found := self._wait_for(kind):
-                self.kills.append((time.monotonic(), kind))
-                os.kill(random.choice(found), signal.SIGKILL)
+            else:
+                time.sleep(0.1)  # what connects meanwhile may reach the process that ends
+            self.kills[-1] = time.monotonic(), kind
 
     def _start(self) -> ServerProcess:
         settings = {"WORKERS": "2", "PAIR": "care-mini", "TIMEOUT_MS": "60000"}
@@ -95,6 +98,8 @@ class LiveService:
 
     def _wait_for(self, kind: str) -> list[int]:
         """Returns the processes of a kind, when all of them serve; none if no writer runs."""
+        if kind == _SERVICE:
+            return [self._process.process.pid]
         end = time.monotonic() + _AGAIN
         while time.monotonic() < end:
             found = self._processes(kind)
