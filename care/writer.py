@@ -19,10 +19,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from care.live import LiveIndexes
 from core.errors import CareError, describe
 from core.writes import Write, Written, error_json, frame, read_frame
 from service.observe.logs import configure_logs
-from service.settings import Settings, read_settings
+from service.settings import read_settings
 
 _LOG = logging.getLogger("care.service")
 # Searches of the service come first.
@@ -39,10 +40,13 @@ _MOST_RESULTS, _KEPT = 10_000, 3600.0
 
 
 class Live(Protocol):
-    """An index that takes writes; see `indexer.live.LiveIndex`."""
+    """An index that takes writes; see `indexer.live.index.LiveIndex`."""
 
     def commit(self, writes: Sequence[Write]) -> Sequence[Written | CareError]:
         """Applies writes in order as one version; returns the result or error of each."""
+
+    def merge(self) -> bool:
+        """Joins small segments, if there are many; returns whether it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,8 @@ class _Queue:
                 self._seconds = time.monotonic() - started
                 for one, result in zip(group, results, strict=True):
                     _finish(one.result, result)
+                if not self._waiting:
+                    await loop.run_in_executor(self._threads, self._merge)
         finally:
             self.committing = None
 
@@ -113,15 +119,28 @@ class _Queue:
             return self._live.commit(writes)
         except Exception as error:
             self._live = None
-            if isinstance(error, CareError):
-                fields = {"code": error.code, "reason": str(error)}
-            else:
-                fields = describe(error)
+            fields = _fields(error) | {"index": writes[0].index}
+            _LOG.error("documents cannot be written", extra={"fields": fields})
+            if not isinstance(error, CareError):
                 message = f"an unexpected error: {type(error).__name__}"
                 error = CareError(message, code="internal_error")
-            fields["index"] = writes[0].index
-            _LOG.error("documents cannot be written", extra={"fields": fields})
             return [error] * len(writes)
+
+    def _merge(self) -> None:
+        """Joins small segments; if a build of the index runs, a later commit does."""
+        try:
+            if self._live:
+                self._live.merge()
+        except Exception as error:
+            if not (isinstance(error, CareError) and error.code == "locked"):
+                self._live = None
+                _LOG.error("segments cannot be merged", extra={"fields": _fields(error)})
+
+
+def _fields(error: Exception) -> dict[str, str]:
+    if isinstance(error, CareError):
+        return {"code": error.code, "reason": str(error)}
+    return describe(error)
 
 
 def _finish(future: "asyncio.Future[Written]", result: Written | CareError) -> None:
@@ -219,11 +238,6 @@ async def serve_until_input_ends(listening: socket.socket, writer: Writer) -> No
     await writer.close()
 
 
-def open_live_index(settings: Settings, name: str) -> Live:
-    """Opens an index of the service for writes."""
-    raise CareError(f"index '{name}' takes no writes", code="unavailable", index=name)
-
-
 def main() -> None:
     """Runs the writer process; its argument is the descriptor of a listening socket."""
     # It ends with the service, which gets these signals too.
@@ -233,7 +247,7 @@ def main() -> None:
     settings = read_settings()
     configure_logs(settings.log_level)
     listening = socket.socket(fileno=int(sys.argv[1]))
-    writer = Writer(lambda name: open_live_index(settings, name), settings.write_queue_bytes)
+    writer = Writer(LiveIndexes(settings).open, settings.write_queue_bytes)
     asyncio.run(serve_until_input_ends(listening, writer))
     os._exit(0)
 

@@ -28,7 +28,7 @@ from service.access.guards import (
     problem_responses,
     visible_to,
 )
-from service.errors import RequestError
+from service.errors import RequestError, is_request_error
 from service.http.body import parse_documents, read_body
 from service.routes.direct_route import routes_for
 from service.routes.search import DocumentId, IndexName
@@ -212,8 +212,14 @@ async def _write(
     request.scope["state"]["written"] = changes(written)
     if single and written.rejected:
         code, reason = written.rejected[0].code, written.rejected[0].reason
-        raise RequestError(code, reason)
-    if must_exist and written.missing:
+        raise (
+            RequestError(code, reason)
+            if is_request_error(code)
+            else QueryError("body", reason, code=code)
+        )
+    if written.missing and write.if_match:
+        raise RequestError("document_changed", "no document has this id")
+    if written.missing and must_exist:
         raise RequestError("unknown_document", "no document has this id")
     return _response(index, written)
 

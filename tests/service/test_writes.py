@@ -1,4 +1,4 @@
-"""Documents that are written over HTTP, with an index in memory in place of the live one."""
+"""Documents that are written over HTTP, with the test encoder and a writer in a thread."""
 
 import json
 import time
@@ -15,7 +15,7 @@ from core.errors import CareError, CorpusError, EmbeddingServerError
 from core.manifest import IndexManifest
 from tests.conftest import make_records
 from tests.service.conftest import Serve, sample
-from tests.service.live import FakeLive, running_writer
+from tests.service.live import HeldLive, running_writer
 
 NEW = {
     "_id": "new",
@@ -29,12 +29,12 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
-def live(tmp_path: Path, manifest: IndexManifest) -> FakeLive:
-    return FakeLive(tmp_path)
+def live(tmp_path: Path, manifest: IndexManifest) -> HeldLive:
+    return HeldLive(tmp_path)
 
 
 @pytest.fixture
-def writer(live: FakeLive, tmp_path: Path) -> Iterator[str]:
+def writer(live: HeldLive, tmp_path: Path) -> Iterator[str]:
     """The socket of a writer."""
     indexes = {"test": live}
     with running_writer(tmp_path, Writer(indexes.__getitem__, 1 << 20)) as path:
@@ -109,7 +109,7 @@ def test_documents_are_deleted_by_id_ids_and_filter(client: TestClient) -> None:
     ],
 )
 def test_a_wrong_choice_deletes_nothing(
-    serve: Serve, writer: str, live: FakeLive, body: Any, code: str
+    serve: Serve, writer: str, live: HeldLive, body: Any, code: str
 ) -> None:
     answer = serve(writer=writer, max_documents=5).post("/documents/delete", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, code)
@@ -168,7 +168,7 @@ def test_a_document_can_be_required_to_be_new(client: TestClient) -> None:
     "content_type",
     ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "text/json"],
 )
-def test_other_types_are_refused(client: TestClient, live: FakeLive, content_type: str) -> None:
+def test_other_types_are_refused(client: TestClient, live: HeldLive, content_type: str) -> None:
     headers = {"Content-Type": content_type} if content_type else {}
     content = json.dumps(NEW)
     asks: list[tuple[str, str, Any]] = [
@@ -204,7 +204,7 @@ def test_other_types_are_refused(client: TestClient, live: FakeLive, content_typ
 def test_malformed_and_long_bodies_are_refused(
     serve: Serve,
     writer: str,
-    live: FakeLive,
+    live: HeldLive,
     content: str,
     headers: dict[str, str],
     status: int,
@@ -228,7 +228,7 @@ def test_one_invalid_document_is_an_error(client: TestClient) -> None:
     assert "empty" in answer.json()["detail"]
 
 
-def test_arrivals_wait_and_form_the_next_commit(client: TestClient, live: FakeLive) -> None:
+def test_arrivals_wait_and_form_the_next_commit(client: TestClient, live: HeldLive) -> None:
     live.hold.clear()
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(client.put, DOCUMENTS, json=NEW)
@@ -242,7 +242,7 @@ def test_arrivals_wait_and_form_the_next_commit(client: TestClient, live: FakeLi
     assert len({answer.json()["index"]["version"] for answer in answers}) == len(live.commits) <= 3
 
 
-def test_a_full_queue_gets_429(serve: Serve, live: FakeLive, tmp_path: Path) -> None:
+def test_a_full_queue_gets_429(serve: Serve, live: HeldLive, tmp_path: Path) -> None:
     live.hold.clear()
     with running_writer(tmp_path, Writer(lambda _: live, 1000)) as path:
         client = serve(writer=path)
@@ -259,7 +259,7 @@ def test_a_full_queue_gets_429(serve: Serve, live: FakeLive, tmp_path: Path) -> 
     assert int(refused.headers["Retry-After"]) >= 1
 
 
-def test_an_accepted_write_has_an_id(client: TestClient, live: FakeLive) -> None:
+def test_an_accepted_write_has_an_id(client: TestClient, live: HeldLive) -> None:
     live.hold.clear()
     answer = client.put(f"{DOCUMENTS}?wait=accepted", json=NEW)
     assert answer.status_code == 202
@@ -280,7 +280,7 @@ def test_an_accepted_write_is_served_though_nobody_asks(client: TestClient) -> N
 
 
 def test_the_error_of_an_accepted_write_is_that_of_its_id(
-    client: TestClient, live: FakeLive
+    client: TestClient, live: HeldLive
 ) -> None:
     live.failure = CorpusError("too many fields", code="too_many_fields")
     path = f"/writes/{client.put(f'{DOCUMENTS}?wait=accepted', json=NEW).json()['id']}"
@@ -298,7 +298,7 @@ def test_the_error_of_an_accepted_write_is_that_of_its_id(
     ],
 )
 def test_a_write_that_fails(
-    client: TestClient, live: FakeLive, failure: CareError, status: int, code: str
+    client: TestClient, live: HeldLive, failure: CareError, status: int, code: str
 ) -> None:
     live.failure = failure
     answer = client.put(DOCUMENTS, json=NEW)
@@ -308,7 +308,7 @@ def test_a_write_that_fails(
     assert sample(client, "care_writes_total", result="failure") == 1
 
 
-def test_the_deadline_of_a_write_does_not_stop_it(client: TestClient, live: FakeLive) -> None:
+def test_the_deadline_of_a_write_does_not_stop_it(client: TestClient, live: HeldLive) -> None:
     live.hold.clear()
     answer = client.put(DOCUMENTS, json=NEW, headers={"X-Request-Timeout-Ms": "100"})
     assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")

@@ -14,7 +14,7 @@ from core.conditions import parse_filter
 from core.manifest import IndexManifest
 from service.access.api_keys import new_key
 from tests.service.conftest import Serve
-from tests.service.live import FakeLive, running_writer
+from tests.service.live import HeldLive, running_writer
 
 INNER = {"department": "儿科"}
 NEW = {"_id": "new", "text": "儿科门诊须知。", "metadata": INNER}
@@ -28,13 +28,13 @@ WRITES: list[tuple[str, str, Any]] = [
 
 
 @pytest.fixture
-def live(tmp_path: Path, manifest: IndexManifest) -> FakeLive:
-    return FakeLive(tmp_path)
+def live(tmp_path: Path, manifest: IndexManifest) -> HeldLive:
+    return HeldLive(tmp_path)
 
 
 @pytest.fixture
 def keyed(
-    serve: Serve, live: FakeLive, tmp_path: Path
+    serve: Serve, live: HeldLive, tmp_path: Path
 ) -> Iterator[Callable[..., Callable[..., TestClient]]]:
     """Starts a service with a key for each list of grants, and returns its client with that key."""
     with running_writer(tmp_path, Writer(lambda _: live, 1 << 20)) as writer:
@@ -55,7 +55,7 @@ def keyed(
 
 @pytest.mark.parametrize(("method", "path", "body"), WRITES)
 def test_a_write_needs_the_role(
-    keyed: Callable[..., Any], live: FakeLive, method: str, path: str, body: Any
+    keyed: Callable[..., Any], live: HeldLive, method: str, path: str, body: Any
 ) -> None:
     searching = keyed()({"indexes": "*", "role": "search"})
     for prefix in ("", "/indexes/test"):
@@ -70,7 +70,7 @@ def test_a_write_needs_the_role(
         assert allowed.status_code not in (401, 403)
 
 
-def test_a_key_of_one_line_may_write(serve: Serve, live: FakeLive, tmp_path: Path) -> None:
+def test_a_key_of_one_line_may_write(serve: Serve, live: HeldLive, tmp_path: Path) -> None:
     secret, entry = new_key("k", "write")
     with running_writer(tmp_path, Writer(lambda _: live, 1 << 20)) as writer:
         client = serve(writer=writer, api_keys=SecretStr(entry))
@@ -79,7 +79,7 @@ def test_a_key_of_one_line_may_write(serve: Serve, live: FakeLive, tmp_path: Pat
         assert client.post("/index/reload", headers=headers).status_code in (401, 403)
 
 
-def test_a_grant_bounds_what_may_be_written(keyed: Callable[..., Any], live: FakeLive) -> None:
+def test_a_grant_bounds_what_may_be_written(keyed: Callable[..., Any], live: HeldLive) -> None:
     client = keyed()({"indexes": "test", "role": "write", "filter": INNER})
     assert client.put("/documents", json=NEW).json()["added"] == 1
     outside = NEW | {"_id": "out", "metadata": {"department": "骨科"}}
@@ -101,7 +101,7 @@ def test_a_grant_bounds_what_may_be_written(keyed: Callable[..., Any], live: Fak
 
 
 def test_the_grant_of_a_write_is_the_first_that_may_write(
-    keyed: Callable[..., Any], live: FakeLive
+    keyed: Callable[..., Any], live: HeldLive
 ) -> None:
     grants = [
         {"indexes": "*", "role": "search", "filter": {"department": "骨科"}},

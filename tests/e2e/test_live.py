@@ -1,0 +1,123 @@
+"""Documents that are written over HTTP, in the processes of a real service."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from core.service_process import ServerProcess, start_service
+from tests.e2e.test_workers import ask, build_small, wait_until
+
+pytestmark = pytest.mark.e2e
+
+Start = Callable[..., ServerProcess]
+
+
+@pytest.fixture
+def own_indexes(indexes: Path, tmp_path: Path) -> Path:
+    """A copy of the index of the sample corpus that a test may change."""
+    return Path(shutil.copytree(indexes, tmp_path / "indexes"))
+
+
+@pytest.fixture
+def start(own_indexes: Path) -> Iterator[Start]:
+    """Starts a service that loads no version by itself."""
+    started: list[ServerProcess] = []
+
+    def start(workers: int) -> ServerProcess:
+        settings = {"WORKERS": str(workers), "WATCH_SECONDS": "0", "TIMEOUT_MS": "60000"}
+        started.append(start_service(own_indexes, "sample", settings))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.stop()
+
+
+class Asking:
+    """Connections to a service, enough for all of its workers."""
+
+    def __init__(self, service: ServerProcess) -> None:
+        address = urlsplit(service.url)
+        self._connections = [
+            HTTPConnection(address.hostname or "", address.port, timeout=90) for _ in range(12)
+        ]
+        self._queries = 0
+
+    def write(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        status, answer = ask(self._connections[0], path, body, method)
+        assert status == 200, answer
+        found: dict[str, Any] = answer
+        return found
+
+    def found(self, text: str, prefix: str = "") -> set[str]:
+        """The first hits of each connection, each for a query that no cache has."""
+        ids = set()
+        for connection in self._connections:
+            self._queries += 1
+            query = {"query": f"{text}{self._queries}", "top_k": 1}
+            status, answer = ask(connection, f"{prefix}/search", query)
+            assert status == 200
+            ids.add(answer["hits"][0]["id"])
+        return ids
+
+
+def writers(service: ServerProcess) -> list[int]:
+    """The ids of the writer processes of a service."""
+    parent = service.process.pid
+    found = Path(f"/proc/{parent}/task").glob("*/children")
+    ids = [int(id_) for each in found for id_ in each.read_text().split()]
+    return [i for i in ids if b"care.writer" in Path(f"/proc/{i}/cmdline").read_bytes()]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_search_after_the_answer_finds_what_was_written(
+    start: Start, own_indexes: Path, tmp_path: Path, workers: int
+) -> None:
+    build_small(own_indexes, tmp_path, "clinic")
+    service = start(workers)
+    asking = Asking(service)
+    assert writers(service) == []
+    for prefix in ("", "/indexes/clinic"):
+        for i, text in enumerate(["蓝色独角兽在月球上弹钢琴", "深海章鱼研究量子力学"]):
+            asking.found(text, prefix)  # each worker has the index open
+            document = {"_id": f"new{i}", "text": f"{text}。"}
+            assert asking.write("PUT", f"{prefix}/documents", document)["added"] == 1
+            assert asking.found(text, prefix) == {f"new{i}"}
+            assert asking.write("PUT", f"{prefix}/documents", document)["unchanged"] == 1
+        asking.write("PATCH", f"{prefix}/documents/new0", {"metadata": {"ward": 7}})
+        deleted = asking.write("POST", f"{prefix}/documents/delete", {"filter": {"ward": 7}})
+        assert deleted["deleted"] == 1
+        assert "new0" not in asking.found("蓝色独角兽在月球上弹钢琴", prefix)
+    assert len(writers(service)) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_writer_is_started_by_the_next_write(start: Start, workers: int) -> None:
+    service = start(workers)
+    asking = Asking(service)
+    text = "蓝色独角兽在月球上弹钢琴"
+    asking.write("PUT", "/documents", {"_id": "new", "text": f"{text}。"})
+    (first,) = writers(service)
+    os.kill(first, signal.SIGKILL)
+    assert asking.found(text) == {"new"}
+    assert asking.write("DELETE", "/documents/new")["deleted"] == 1
+    (second,) = writers(service)
+    assert second != first
+    assert "new" not in asking.found(text)
+    assert service.stop() == 0
+    wait_until(lambda: not Path(f"/proc/{second}").exists())
+
+
+def test_the_writer_ends_with_a_killed_service(start: Start) -> None:
+    service = start(1)
+    Asking(service).write("DELETE", "/documents/none")
+    (writer,) = writers(service)
+    service.process.kill()
+    wait_until(lambda: not Path(f"/proc/{writer}").exists())
