@@ -15,7 +15,7 @@ from indexer.readers.layout import CELLS, Line
 # Share of the pages with text that have the same line, but for numbers.
 _REPEATED = 0.6
 # Share of the pages with a line at a place, and share of those lines that must be known.
-_PLACED, _KNOWN = 0.5, 0.8
+_PLACED, _KNOWN = 0.5, 0.7
 _MIN_PAGES = 3
 # Distance of a running head from the text, by its height and by the usual distance of lines.
 _APART, _APART_FROM_LINES = 0.8, 1.5

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from io import BytesIO
 from pathlib import PurePosixPath
 
 from indexer.readers.office import check_package
@@ -26,6 +27,7 @@ _SKIPPED = {
 }
 # Around the text of a page.
 _FRAME = {"nav", "footer", "aside", "header"}
+_FRAME_CLASSES = {"navbar", "navheader", "navfooter", "navigation", "breadcrumb", "breadcrumbs"}
 _MAIN = {"main", "article"}
 _VOID = {
     "br",
@@ -106,8 +108,12 @@ class _Blocks(HTMLParser):
             return
         given = dict(attrs)
         hidden = "hidden" in given or _HIDDEN.search(given.get("style") or "")
-        framed = tag in _FRAME and not (tag == "header" and self._main)
-        if tag in _SKIPPED or framed or (hidden and tag not in _VOID):
+        framed = (
+            (tag in _FRAME and not (tag == "header" and self._main))
+            or given.get("role") == "navigation"
+            or not _FRAME_CLASSES.isdisjoint((given.get("class") or "").split())
+        )
+        if tag in _SKIPPED or ((framed or hidden) and tag not in _VOID):
             self._end_block()
             self._open.append(tag)
             return
@@ -261,8 +267,9 @@ def read_word(source: Source) -> Iterator[Item]:
     for level in range(1, 6):  # below the title
         levels |= {f"{name} {level}": level + 1 for name in ("heading", "Heading", "标题")}
     styles = "\n".join(f"p[style-name='{name}'] => h{n}:fresh" for name, n in levels.items())
+    source.stream.seek(0)
     converted = mammoth.convert_to_html(
-        source.stream,
+        BytesIO(source.stream.read()),  # the library would take the name of a member of an archive
         style_map=styles,
         include_embedded_style_map=False,
         convert_image=lambda _: [],

@@ -13,6 +13,8 @@ from indexer.readers.passages import CHINESE
 _WORD_GAP, _CHINESE_GAP, CELL_GAP = 0.2, 0.35, 0.7
 LATIN_GAP = 0.25
 CELLS = " | "
+# Least part of a page that one of two columns of text is wide.
+_COLUMN = 0.25
 _CHINESE = re.compile(f"[{CHINESE}]")
 
 
@@ -52,12 +54,13 @@ def columns(pieces: list[Line], width: float) -> list[list[Line]]:
         across = len(pieces) - len(left) - len(right)
         if min(len(left), len(right)) < 6 or across > 0.2 * len(pieces):
             continue
-        halves = (
-            statistics.median(piece.right - piece.left for piece in half)
-            / (max(piece.right for piece in half) - min(piece.left for piece in half))
+        # A column of text fills its half of the page, and its lines fill the column.
+        if all(
+            (extent := max(piece.right for piece in half) - min(piece.left for piece in half))
+            > _COLUMN * width
+            and statistics.median(piece.right - piece.left for piece in half) > 0.7 * extent
             for half in (left, right)
-        )
-        if min(halves) > 0.7:
+        ):
             break
     else:
         return [pieces]

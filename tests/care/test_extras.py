@@ -44,6 +44,7 @@ def test_an_unknown_extra_is_a_programming_error() -> None:
         ("bm25s", ["ablations", "--data", "d"]),
         ("jieba", ["phrases", "r", "--out", "o"]),
         ("psutil", ["bench", "service"]),
+        ("rapidocr", ["index", "c.jsonl", "--index", "x", "--ocr"]),
     ],
 )
 def test_a_command_without_its_packages_is_one_line(

@@ -23,6 +23,7 @@ from indexer.build import BuildOptions
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.errors import raises
+from tests.indexer.readers.written_pdf import write_pdf
 
 pytestmark = pytest.mark.usefixtures("test_encoders")
 
@@ -77,6 +78,14 @@ def test_fields_of_a_table_can_be_named(options: care.IndexOptions, tmp_path: Pa
     other = care.build_index("test", path, options, reuse=True, **named | {"metadata_fields": ""})
     assert (same.id, same.built, other.built) == (version.id, False, True)
     assert other.manifest.filter_fields == {}
+
+
+def test_a_corpus_read_with_ocr_is_another_one(options: care.IndexOptions, tmp_path: Path) -> None:
+    path = write_pdf(tmp_path / "a.pdf", [[(60, 700, 11, "每天饮水")]])
+    version = care.build_index("test", path, options)
+    same = care.build_index("test", path, options, reuse=True)
+    other = care.build_index("test", path, options, reuse=True, ocr=True)
+    assert (version.documents, same.built, other.built) == (1, False, True)
 
 
 def test_an_estimate_shows_how_files_are_read(options: care.IndexOptions, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Processes are forked from one that has imported all modules and has no threads.
 """
 
 import io
+import json
 import os
 import resource
 import signal
@@ -19,12 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from core.cli import run
+from core.errors import CareError
 from core.types import Query
 from core.versions import IndexFolder
+from core.writes import Write
 from indexer import publication
 from indexer.build import build
+from indexer.live.index import LiveIndex
 from indexer.publication import IndexWriter
-from indexer.update import Changes, active_manifest, update
+from indexer.update import Changes, active_manifest, merge, update
 from indexer.versions import activate, migrate, prune, rollback
 from search.snapshot import load_index
 from search.task import SearchTask
@@ -50,7 +54,7 @@ class Command:
     """A command on index 'test'.
 
     Attributes:
-        name: build, update, activate, rollback, prune, migrate or load.
+        name: build, update, rewrite, write, merge, activate, rollback, prune, migrate or load.
         argument: Number of the corpus, id of the version, or number of versions to keep.
         days: How far the clock is set forward.
         room: Maximum size of a file, to simulate a full disk [bytes].
@@ -87,12 +91,27 @@ def perform(folder: Path, command: Command) -> Any:
         case "build":
             options = build_options(folder, folder / f"corpus-{command.argument}.jsonl")
             return build(options, *encoders)[0].version
-        case "update":
+        case "update" | "rewrite":
             options = build_options(folder, Path("unread"))
             base = active_manifest(IndexWriter(indexes, "test"))
-            changes = Changes(str(folder / f"corpus-{command.argument}.jsonl"))
+            corpus = str(folder / f"corpus-{command.argument}.jsonl")
+            changes = Changes(corpus, encode_all=command.name == "rewrite")
             updated = update(options, changes, base, *encoders)
             return updated and updated[0].version
+        case "write":
+            index = IndexWriter(indexes, "test")
+            before = index.active()
+            lines = (folder / f"corpus-{command.argument}.jsonl").read_text("utf-8").splitlines()
+            put = json.loads(lines[-1]) | {"metadata": {"number": command.argument}}
+            write = Write("test", put=(put,), delete=(json.loads(lines[0])["_id"],))
+            (written,) = LiveIndex(index, encoders[0]).commit([write])
+            if isinstance(written, CareError):
+                raise written
+            return written.version if written.version != before else None
+        case "merge":
+            base = active_manifest(IndexWriter(indexes, "test"))
+            merged = merge(build_options(folder, Path("unread")), base, *encoders)
+            return merged and merged.version
         case "activate":
             return activate(IndexWriter(indexes, "test"), command.argument)
         case "rollback":

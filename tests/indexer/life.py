@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from core.types import Query
 from core.versions import IndexFolder
-from indexer.publication import verify_version
+from indexer.publication import is_live, verify_version
 from search.snapshot import Snapshot, load_index
 from search.task import SearchTask
 from tests.conftest import make_records, write_jsonl
@@ -37,12 +37,17 @@ _FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 _RACES = {
     "build": {"locked"},
     "update": {"locked", "base_not_active"},
+    "write": {"locked"},
+    "merge": {"locked", "base_not_active"},
     "activate": {"locked", "unknown_version"},
     "rollback": {"locked", "no_older_version", "active_changed", "unknown_version"},
     "prune": {"locked"},
     "migrate": {"locked"},
     "load": set(),
 }
+
+# Commands that make versions.
+_NEW = ("build", "update", "write", "merge")
 
 _numbers = st.integers(0, 9)
 _commands = st.builds(Command, st.sampled_from(sorted(_RACES)), _numbers)
@@ -68,9 +73,11 @@ class Model:
 
     def previous(self) -> str | None:
         """Returns the version to which a rollback goes."""
+        before = self.versions[: self.versions.index(self.active)]
+        if is_live(self.active):
+            return next((one for one in reversed(before) if not is_live(one)), None)
         if (parent := self.parents[self.active]) in self.versions:
             return parent
-        before = self.versions[: self.versions.index(self.active)]
         return before[-1] if before else None
 
     def error(self, command: Command) -> str | None:
@@ -84,7 +91,7 @@ class Model:
     def run(self, command: Command, value: Any) -> bool:
         """Does what a successful command does; returns whether its result is right."""
         match command.name:
-            case "build" | "update" if value:
+            case "build" | "update" | "write" | "merge" if value:
                 self.parents[value] = self.active
                 self.versions.append(value)
                 self.active = value
@@ -127,7 +134,7 @@ class Life(RuleBasedStateMachine):
 
     @initialize(edit=st.sampled_from([None, _without_number, to_schema_1]))
     def start(self, edit: Callable[[dict[str, Any]], Any] | None) -> None:
-        shutil.copytree(_template(), self.folder, dirs_exist_ok=True)
+        shutil.copytree(_template(built=bool(edit)), self.folder, dirs_exist_ok=True)
         versions = _read_lines(self.folder / "order")
         if edit:
             for version in versions:
@@ -202,7 +209,7 @@ class Life(RuleBasedStateMachine):
         """Returns a command whose argument suits the index."""
         number = command.argument
         match command.name:
-            case "build" | "update":
+            case "build" | "update" | "write":
                 argument = number % CORPORA
             case "activate":
                 argument = [*self.model.versions, "20200101T000000.000000Z-0"][
@@ -232,7 +239,7 @@ class Life(RuleBasedStateMachine):
         if "prune" not in names:
             assert set(before.versions) <= versions
         new = versions - set(before.versions)
-        assert len(new) <= len([name for name in names if name in ("build", "update")])
+        assert len(new) <= len([name for name in names if name in _NEW])
         allowed = {before.active, *new}
         allowed |= {command.argument for command in commands if command.name == "activate"}
         allowed |= {*before.versions} if "rollback" in names else set()
@@ -250,7 +257,7 @@ class Life(RuleBasedStateMachine):
         verify_version(folder)
         snapshot = load_index(IndexFolder(self.folder / "indexes", "test"), BigramEncoder())
         assert snapshot.manifest.version == self.model.active
-        text = snapshot.segment.documents[0]
+        text = next(iter(snapshot.segment.documents))
         vector = BigramEncoder().encode([f"{text.title}\n{text.text}"]).vectors[0]
         nearest = SearchTask(snapshot=snapshot, query=Query("", top_k=1), vector=vector)
         assert nearest.search().hits[0].id == text.id
@@ -271,21 +278,30 @@ class Life(RuleBasedStateMachine):
     def nothing_is_left_after_a_prune(self) -> None:
         if self.is_clean:
             names = {path.name for path in self.index.iterdir()} - {".lock", ".build.lock"}
-            assert names == {"CURRENT", *self.model.versions}
+            segments = {
+                entry["folder"]
+                for version in self.model.versions
+                for entry in _manifest(self.index / version).get("segments", ())
+            }
+            assert names == {"CURRENT", *self.model.versions, *segments}
             paths = [*self.index.rglob(".*"), *(self.folder / "builds").rglob(".*")]
             assert [path for path in paths if path.name not in (".lock", ".build.lock")] == []
 
 
 @cache
-def _template() -> Path:
-    """Returns a folder with corpora and an index of three versions; the clock was set back."""
+def _template(*, built: bool = False) -> Path:
+    """Returns a folder with corpora and an index of three versions; the clock was set back.
+
+    The last two have several segments, unless all are `built`.
+    """
     folder = Path(tempfile.mkdtemp(prefix="life-template-", dir=_FOLDER))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for number in range(CORPORA):
         write_jsonl(folder / f"corpus-{number}.jsonl", make_records(8 + number)[number:])
+    change = "rewrite" if built else "update"
     versions = [
         execute(folder, Command(name, number, days)).value
-        for name, number, days in (("build", 0, 0), ("update", 1, -1), ("update", 2, 1))
+        for name, number, days in (("build", 0, 0), (change, 1, -1), (change, 2, 1))
     ]
     (folder / "order").write_text("\n".join(versions))
     return folder

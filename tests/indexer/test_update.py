@@ -554,13 +554,17 @@ def test_an_update_keeps_only_its_shards(
 ) -> None:
     encoders = BigramEncoder("document"), BigramEncoder("query")
     assert update(options, change([OLD[0]]), old, *encoders) is None
-    manifest, encoded = run(options, change(NEW))
+    manifest, _ = run(options, change(NEW))
     folders = {path.name for path in (options.builds / "test").iterdir()}
     assert {name[:8] for name in folders} == {
         version.rpartition("-")[2] for version in (old.version, manifest.version)
     }
     prune(options.index, options.builds, keep=1)
-    assert only_folder(options.builds / "test") == encoded.folder
+    # The segment of the base is still needed, and its shards by a merge.
+    assert {path.name for path in (options.builds / "test").iterdir()} == folders
+    assert merge(options, manifest, *encoders)
+    prune(options.index, options.builds, keep=0)
+    assert only_folder(options.builds / "test").name not in folders
 
 
 def test_an_interrupted_update_resumes_after_a_prune(
