@@ -26,6 +26,8 @@ from tests.histories import History
 
 _WRITER, _WORKER, _SERVICE = "writer", "worker", "service"
 _MODULES = {_WRITER: "care.writer", _WORKER: "service.workers.worker"}
+# Connections without requests stay open.
+_PATIENT = {"CLIENT_TIMEOUT_SECONDS": "600", "KEEP_ALIVE_SECONDS": "600"}
 # How long the service may take until it serves again [s].
 _AGAIN = 120.0
 
@@ -68,20 +70,22 @@ class LiveService:
         while True:
             try:
                 return HttpConnection(self._process.url, next(self._numbers))
-            except OSError:
-                if time.monotonic() > end:
-                    raise
+            except OSError as error:
+                status = None if self._lock.locked() else self._process.process.poll()
+                if status is not None or time.monotonic() > end:
+                    raise RuntimeError(f"the service ended with status {status}") from error
                 time.sleep(0.05)
 
     def kill(self, random: Random) -> None:
-        """Kills the writer process, a worker, or all processes, and starts the latter again.
+        """Kills the writer process, if it runs, a worker, or all processes, which start again.
 
         A worker is killed only while two serve: a service ends if its workers end at each start.
         """
         (kind,) = random.choices(list(self._kinds), list(self._kinds.values()))
         with self._lock:
             if not (found := self._wait_for(kind)):
-                return
+                kind = _WORKER
+                found = self._wait_for(kind)
             self.kills.append((inf, kind))
             os.kill(random.choice(found), signal.SIGKILL)
             if kind == _SERVICE:
@@ -92,7 +96,7 @@ class LiveService:
             self.kills[-1] = time.monotonic(), kind
 
     def _start(self) -> ServerProcess:
-        settings = {"WORKERS": "2", "PAIR": "care-mini", "TIMEOUT_MS": "60000"}
+        settings = {"WORKERS": "2", "PAIR": "care-mini", "TIMEOUT_MS": "60000", **_PATIENT}
         environment = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
         return start_service(self._indexes, "live", settings, environment | dict(os.environ))
 

@@ -9,8 +9,7 @@ pytestmark = pytest.mark.e2e
 
 def test_no_history_contradicts_an_order_while_processes_are_killed() -> None:
     numbers, wrong = run(
-        histories=4, operations=60, seed=1, kills=1, kinds={"writer": 1, "worker": 1}
+        histories=2, operations=100, seed=1, kills=1, kinds={"writer": 1, "worker": 1}
     )
-    print(numbers)
     assert wrong == []
-    assert sum(numbers["kills"].values()) > 0
+    assert sum(numbers["kills"].values()) == 2
