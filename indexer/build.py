@@ -55,6 +55,7 @@ from indexer.encoding import (
     encode_corpus,
 )
 from indexer.failures import failed_documents, max_failed
+from indexer.live.carrying import active_state, publish_build
 from indexer.publication import BUILD_WAIT, IndexWriter, verify_version
 from indexer.readers.fields import FieldNames
 from indexer.samples import check_space, first_sentences, read_queries, sample_canaries
@@ -64,6 +65,7 @@ from indexer.staging import (
     stage,
     write_version,
 )
+from indexer.state import IndexState
 from stores.base import NewVectors, SearchChoice
 from stores.lexical import write_full_text
 from stores.recall import RECALL_K, crowded_rows
@@ -138,8 +140,12 @@ class Source:
     checksum: str  # of all inputs that determine the documents; part of the build key
     stage: Callable[[Path], StagedCorpus]  # writes the documents to the build folder
     vector_cache: VectorCache | None = None
-    # The version that must still be active when the new one is published, or None.
-    base: IndexManifest | None = None
+    state: IndexState | None = None  # of an update, the version that it starts from
+
+    @property
+    def base(self) -> IndexManifest | None:
+        """The manifest of `state`."""
+        return None if self.state is None else self.state.manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,15 +271,14 @@ def build(
 ) -> tuple[IndexManifest, EncodedCorpus]:
     """Builds a version, verifies it and activates it.
 
-    The active version does not change until the new one is complete and verified. The index is
-    locked for builds; other commands can activate and prune versions in the meantime.
+    The index is locked for builds; other commands can activate and prune versions meanwhile.
 
     Args:
         query_encoder: Encodes the held-out queries and the canaries.
         source: Documents to index; None reads `options.corpus`.
 
     Returns:
-        The manifest of the new version and the encoded corpus.
+        The manifest of the active version and the encoded corpus.
 
     Raises:
         CareError: If the build fails; the active version does not change.
@@ -287,8 +292,8 @@ def build(
     base = source.base.version if source.base else None
     command = "update" if base else "build"
     with index.building(command):
-        # Read here to report an invalid file before the corpus is encoded.
-        held_out = _held_out(options)
+        start = source.state or active_state(index)
+        held_out = _held_out(options)  # an invalid file fails before the corpus is encoded
         own_folder = build_folder(options, document_encoder, source)
         # Locked until the version is published, so that no prune deletes the shards.
         with exclusive(own_folder, command, wait=BUILD_WAIT):
@@ -297,9 +302,9 @@ def build(
                 manifest = _write_version(
                     folder, version, encoded, held_out, options, document_encoder, query_encoder
                 )
-                seconds = round(time.perf_counter() - started, 3)
-                manifest = manifest.model_copy(update={"build_seconds": seconds})
-                manifest = index.publish(manifest, folder, base)
+                known = {"build_seconds": round(time.perf_counter() - started, 3)}
+                manifest = manifest.model_copy(update=known)
+                manifest = publish_build(index, manifest, folder, start, base)
     return manifest, encoded
 
 

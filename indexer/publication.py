@@ -121,18 +121,23 @@ class IndexWriter(IndexFolder):
         Raises:
             IndexVersionError: `base_not_active`, if another version than the base is active.
         """
+        self.prepare(manifest, folder)
+        with self.changing("update" if base else "build"):
+            return self.place(manifest, folder, base)
+
+    def prepare(self, manifest: IndexManifest, folder: Path) -> None:
+        """Verifies a new version in its hidden folder, and flushes it to disk."""
         write_manifest(folder, manifest)
         verify_version(folder, self.stores)
         sync_folder(folder)
-        with self.changing("update" if base else "build"):
-            self.check_base(base)
-            known = {
-                "parent": self._active_or_none(),
-                "number": self.next_number(),
-            }
-            manifest = manifest.model_copy(update=known)
-            write_manifest(folder, manifest)
-            self.show(folder, manifest.version)
+
+    def place(self, manifest: IndexManifest, folder: Path, base: str | None) -> IndexManifest:
+        """Does the rest of what `publish` does; the index is locked for changes."""
+        self.check_base(base)
+        known = {"parent": self._active_or_none(), "number": self.next_number()}
+        manifest = manifest.model_copy(update=known)
+        write_manifest(folder, manifest)
+        self.show(folder, manifest.version)
         return manifest
 
     def show(self, folder: Path, version: str) -> None:

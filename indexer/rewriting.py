@@ -69,7 +69,7 @@ def rewrite(
         vector_cache=None
         if encode_all or not has_token_vectors(base, options)
         else version_vectors(state, options.builds),
-        base=base,
+        state=state,
     )
     return build(options, *encoders, source)
 

@@ -22,8 +22,8 @@ from core.locks import exclusive
 from core.manifest import FULL_TEXT, TERMS, TOKENS, UNKNOWN, IndexManifest
 from core.provenance import library_versions
 from core.versions import read_manifest, with_version
+from indexer.addition import Additions, add_segment
 from indexer.build import BuildOptions, EncodedCorpus, corpus_source, same_full_text, same_terms
-from indexer.live.addition import Additions, add_segment
 from indexer.live.version import Changed, compose, publish
 from indexer.publication import BUILD_WAIT, IndexWriter, hide, verify_version
 from indexer.rewriting import StagedAdditions, rewrite

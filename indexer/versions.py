@@ -137,7 +137,8 @@ def prune(index: IndexWriter, builds: Path, *, keep: int) -> list[str]:
         ]
         kept = [version for version in newest_first if version not in deleted]
         needed = segment_folders(index, kept)
-        gone = [version for version in deleted if version not in needed]
+        segments = [path.name for path in _without_manifest(index)]
+        gone = [name for name in (*deleted, *segments) if name not in needed]
         _hide_builds(own_builds, gone, [*kept, *needed, *hidden_names(folder, NEW)])
         retire(index, deleted, needed)
         # If the index is locked for builds, its new version belongs to a build that runs.
@@ -177,11 +178,16 @@ def _remove_facts(folder: Path) -> None:
 
 def _hide_unused(index: IndexWriter, needed: Collection[str]) -> None:
     """Hides folders without a manifest whose segments no version needs, to delete them."""
-    for folder in [path for path in index.path.glob("[!.]*/") if not (path / MANIFEST).exists()]:
+    for folder in _without_manifest(index):
         if folder.name in needed:
             _remove_facts(folder)
         elif _VERSION.fullmatch(folder.name):
             hide(folder)
+
+
+def _without_manifest(index: IndexFolder) -> list[Path]:
+    """Returns the folders that have only segments."""
+    return [path for path in index.path.glob("[!.]*/") if not (path / MANIFEST).exists()]
 
 
 def segment_folders(index: IndexFolder, versions: Iterable[str]) -> set[str]:

@@ -21,6 +21,8 @@ _STATUSES = {
     "unknown_document": 404,
     "unknown_index": 404,
     "unknown_write": 404,
+    "no_segments": 409,
+    "old_full_text": 409,
     "document_changed": 412,
     "body_too_long": 413,
     "url_too_long": 414,

@@ -29,6 +29,21 @@ from stores.segment import Segment
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """A segment of another version that a new one has too.
+
+    Attributes:
+        entry: How manifests name it.
+        opened: Its open files.
+        dead: Those of its rows that are deleted.
+    """
+
+    entry: SegmentEntry
+    opened: Segment
+    dead: BitMap
+
+
+@dataclass(frozen=True, slots=True)
 class Changed:
     """What a new version changes.
 
@@ -37,6 +52,7 @@ class Changed:
         record: Numbers of documents.
         segment: The new documents, if there are any.
         joined: Segments that another one replaces.
+        carried: Segments of other versions.
         corpus: Other facts of the corpus: `files`, `rejected`, `truncated`, `tokens`.
         encoded: Number of texts that were encoded.
         fusion: How a hybrid search fuses its channels, if that changes.
@@ -46,6 +62,7 @@ class Changed:
     record: UpdateRecord | None
     segment: NewSegment | None = None
     joined: Joined | None = None
+    carried: Sequence[Carried] = ()
     corpus: Mapping[str, object] | None = None
     encoded: int = 0
     fusion: Mapping[str, float] | None = None
@@ -77,11 +94,14 @@ def compose(state: IndexState, version: str, changed: Changed) -> tuple[IndexMan
         elif not place or len(own) < entry.count:
             layout.add(entry, state.opened[part.key], own)
     fields: dict[str, int] = dict(state.manifest.filter_fields)
+    more = list(changed.carried)
     if new := changed.segment:
-        for field, count in new.opened.filters.count_new(layout.filters).items():
-            fields[field] = fields.get(field, 0) + count
         entry = SegmentEntry(folder=version, sha256=new.sha256, count=new.facts.count)
-        layout.add(entry, new.opened, BitMap())
+        more.append(Carried(entry, new.opened, BitMap()))
+    for one in more:
+        for field, count in one.opened.filters.count_new(layout.filters).items():
+            fields[field] = fields.get(field, 0) + count
+        layout.add(one.entry, one.opened, one.dead)
     entries, deleted = layout.entries, layout.deleted
     count = sum(entry.count - entry.deleted for entry in entries)
     if not count:

@@ -17,7 +17,7 @@ _SIDE, _MOST_SCALE, _LEAST_SIDE = 2000, 300 / 72, 736
 # Pixels of an image of a page, which must be unpacked to draw it.
 _MOST_PIXELS = 200_000_000
 # Lines of nearly the usual height have the same size of letters.
-_SAME_HEIGHT = 0.25
+_SAME_HEIGHT = 0.3
 
 
 def recognize(page: Any) -> list[Line]:

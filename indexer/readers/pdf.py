@@ -32,6 +32,7 @@ _FEW_CHARS, _SCANNED = 40, 0.5
 _OUTER = 0.12
 # A heading is this much higher than most lines, and short; few lines are headings.
 _HEADING, _HEADING_CHARS, _MOST_HEADINGS = 1.25, 40, 0.2
+_BULLETS = tuple("·•●■▪-–—*")
 _SENTENCE_END = tuple("。！？；，,.;|")
 # Characters without meaning, which fonts without a map to Unicode give.
 _PRIVATE = re.compile("[\ue000-\uf8ff\ufffd\ufffe\uffff\0]")
@@ -218,6 +219,7 @@ def _headings(pages: list[list[Line]], larger: set[int]) -> dict[int, list[tuple
             for line in lines
             if line.size in levels
             and len(line.text) <= _HEADING_CHARS
+            and not line.text.startswith(_BULLETS)
             and not line.text.endswith(_SENTENCE_END)
         ]
         for number, lines in enumerate(pages, start=1)

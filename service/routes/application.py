@@ -4,6 +4,8 @@ from functools import cached_property
 
 from fastapi import FastAPI
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import RequestError
@@ -38,6 +40,8 @@ class Application(FastAPI):
         except EXPECTED as error:
             if isinstance(error, RequestError) and error.rejection:
                 self.state.service.metrics.rejections.labels(error.rejection).inc()
+            if isinstance(error, HTTPException) and error.status_code == 405:
+                error.headers = {"Allow": ", ".join(sorted(self._methods(scope)))}
             await problem_response(error, scope)(scope, receive, send)
 
     def _route(self, scope: Scope) -> ASGIApp:
@@ -52,6 +56,20 @@ class Application(FastAPI):
                 scope.update(route=route, path_params=parameters)
                 return route.app
         return self.router
+
+    def _methods(self, scope: Scope) -> set[str]:
+        """Returns the methods that a path answers, of all of its routes.
+
+        A path without a parameter is another one than that of the parameter it would be.
+        """
+        matching = [
+            route
+            for route in self.router.routes
+            if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
+        ]
+        fewest = min((len(route.param_convertors) for route in matching), default=0)
+        closest = (route for route in matching if len(route.param_convertors) == fewest)
+        return {m for route in closest for m in getattr(route, "answered", route.methods or ())}
 
     @cached_property
     def _routes(self) -> dict[tuple[str, str], DirectRoute]:

@@ -37,7 +37,7 @@ from service.writes import Writes, changes
 write_routes = routes_for(Depends(RequireRole("write")), tags=["documents"])
 
 _TAG = re.compile(r'\*|"[\x21\x23-\x7e]*"')
-_ERRORS = (400, 401, 403, 404, 413, 415, 422, 429, 503, 504)
+_ERRORS = (400, 401, 403, 404, 409, 413, 415, 422, 429, 503, 504)
 
 Wait = Annotated[
     Literal["accepted"] | None,

@@ -61,7 +61,7 @@ def test_the_published_version_is_active_and_complete(published: Path, indexes: 
 
 def test_the_manifest_describes_the_index(published: Path) -> None:
     manifest = read_manifest(published)
-    assert (manifest.schema_version, manifest.name) == (2, "test")
+    assert (manifest.schema_version, manifest.name) == (3, "test")
     assert (manifest.parent, manifest.store) == (None, "faiss")
     assert (manifest.backend, manifest.dtype) == ("onnx", "auto")
     assert manifest.version == published.name

@@ -1,4 +1,5 @@
 import random
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -6,11 +7,18 @@ import numpy as np
 import pytest
 
 from core.conditions import parse_filter
-from core.errors import CareError, CorpusError, EmbeddingServerError, EmbeddingSpaceError
+from core.errors import (
+    CareError,
+    CorpusError,
+    EmbeddingServerError,
+    EmbeddingSpaceError,
+    IndexVersionError,
+)
 from core.manifest import Chunking, IndexManifest
 from core.types import Document
 from core.versions import read_manifest
 from core.writes import Write, Written, document_tag
+from indexer.build import build
 from indexer.live.index import LiveIndex
 from indexer.publication import IndexWriter, verify_version
 from indexer.update import Changes, merge, update
@@ -357,3 +365,102 @@ def test_a_commit_costs_as_the_change(
     size = sum(path.stat().st_size for path in index.version(new).rglob("*") if path.is_file())
     assert size < 20_000
     assert len(synced) < 25
+
+
+class WritingEncoder(BigramEncoder):
+    """Commits writes when it is first used."""
+
+    def __init__(self, index: IndexWriter, *writes: Write) -> None:
+        super().__init__("query")
+        self._live: LiveIndex | None = LiveIndex(index, BigramEncoder("document"))
+        self._writes = writes
+
+    def encode(self, texts: Any) -> Any:
+        if live := self._live:
+            self._live = None
+            results = live.commit(self._writes)
+            assert all(isinstance(each, Written) for each in results)
+        return super().encode(texts)
+
+
+ADDED = {"_id": "added", "text": "新增", "metadata": {"only": "here"}}
+CHANGED = BASE[5] | {"text": "改了"}
+
+
+@pytest.mark.parametrize("command", ["build", "update", "rewrite", "merge"])
+def test_what_was_written_during_a_command_stays(
+    live: LiveIndex, index: IndexWriter, tmp_path: Path, command: str
+) -> None:
+    one(live, put=({"_id": "before", "text": "以前"}, BASE[9] | {"text": "一"}), delete=("d0002",))
+    one(live, put=({"_id": "short", "text": "短"},))
+    records = {record["_id"]: record for record in [*BASE, ADDED, CHANGED]}
+    for id_ in ("d0007", "d0011"):
+        del records[id_]
+    encoder = WritingEncoder(
+        index,
+        write(put=(ADDED, CHANGED), delete=("d0007", "short")),
+        write(delete=("d0011", "d0010")),
+        write(put=(BASE[10],)),
+    )
+    other = {"_id": "other", "text": "另外"}
+    corpus = write_jsonl(tmp_path / "new.jsonl", [other, BASE[3] | {"text": "三"}])
+    options = build_options(tmp_path, Path("unread"))
+    both = BigramEncoder("document"), encoder
+    if command == "build":
+        whole = write_jsonl(tmp_path / "whole.jsonl", [*BASE, other])
+        build(build_options(tmp_path, whole), *both)
+        records |= {"other": other}
+    elif command == "merge":
+        assert merge(options, active(index), *both)
+    else:
+        changes = Changes(str(corpus), encode_all=command == "rewrite")
+        assert update(options, changes, active(index), *both)
+        records |= {"other": other, "d0003": BASE[3] | {"text": "三"}}
+    if command != "build":
+        records |= {"before": {"_id": "before", "text": "以前"}, "d0009": BASE[9] | {"text": "一"}}
+        del records["d0002"]
+    assert content(index) == expected(records)
+    manifest = verify_version(index.version(index.active()))
+    assert manifest.count == manifest.corpus.documents == len(records)
+    assert manifest.number == max(index.numbers().values())
+    prune(index, tmp_path / "builds", keep=0)
+    assert content(index) == expected(records)
+    merged = merge(options, active(index), *encoders())
+    assert merged and merged.filter_fields.get("only") == 1
+    assert content(index) == expected(records)
+
+
+def test_a_build_of_another_encoder_does_not_lose_what_was_written(
+    live: LiveIndex, index: IndexWriter, tmp_path: Path
+) -> None:
+    encoder = WritingEncoder(index, write(put=(ADDED,)))
+    corpus = write_jsonl(tmp_path / "whole.jsonl", BASE)
+    options = build_options(tmp_path, corpus, full_text=False)
+    with raises(IndexVersionError, "written_meanwhile"):
+        build(options, BigramEncoder("document"), encoder)
+    assert "added" in content(index)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8"])
+def test_versions_of_live_writes_are_kept_an_hour_and_a_rollback_skips_them(
+    build_version: Builder, index: IndexWriter, monkeypatch: pytest.MonkeyPatch, factory: str
+) -> None:
+    built = build_version(BASE, factory=factory).version
+    live = LiveIndex(index, BigramEncoder("document"))
+    for number in range(10):
+        one(live, put=({"_id": f"n{number}", "text": f"文字{number}"},))
+    before = content(index)
+    assert live.merge()
+    assert not live.merge()
+    assert [entry.count for entry in active(index).segments] == [60, 10]
+    assert content(index) == before
+    assert len(index.versions()) == 12
+    monkeypatch.setattr("indexer.live.index.MOST_KEPT", 3)
+    live.merge()
+    assert len(index.versions()) == 5
+    monkeypatch.setattr("indexer.live.index.KEPT", timedelta(0))
+    live.merge()
+    assert index.versions() == [built, index.active()]
+    assert rollback(index) == built
+    assert one(live, put=({"_id": "n0", "text": "文字0"},)).added == 1
+    assert len(content(index)) == 61

@@ -14,6 +14,7 @@ from care.writer import Writer
 from core.errors import CareError, CorpusError, EmbeddingServerError
 from core.manifest import IndexManifest
 from tests.conftest import make_records
+from tests.encoders import BigramEncoder
 from tests.service.conftest import Serve, sample
 from tests.service.live import HeldLive, running_writer
 
@@ -295,6 +296,7 @@ def test_the_error_of_an_accepted_write_is_that_of_its_id(
         (EmbeddingServerError("http://host/v1 is away"), 503, "encoding_failed"),
         (CareError("another command holds the lock", code="locked"), 503, "locked"),
         (CareError("full", code="overloaded", retry_after=7), 429, "overloaded"),
+        (CareError("in Milvus", code="no_segments"), 409, "no_segments"),
     ],
 )
 def test_a_write_that_fails(
@@ -306,6 +308,34 @@ def test_a_write_that_fails(
     assert "host" not in answer.text
     assert answer.headers.get("Retry-After") == ("7" if status == 429 else {503: "1"}.get(status))
     assert sample(client, "care_writes_total", result="failure") == 1
+
+
+def test_an_encoder_that_fails_stops_neither_deletes_nor_metadata(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise EmbeddingServerError("http://host/v1 is away")
+
+    with monkeypatch.context() as away:
+        away.setattr(BigramEncoder, "encode", fail)
+        refused = client.put(DOCUMENTS, json=NEW)
+        assert (refused.status_code, refused.json()["code"]) == (503, "encoding_failed")
+        assert client.delete("/documents/d0001").json()["deleted"] == 1
+        patched = client.patch("/documents/d0002", json={"metadata": {"year": 1}})
+        assert patched.json()["replaced"] == 1
+    assert client.put(DOCUMENTS, json=NEW).json()["added"] == 1
+
+
+def test_a_wrong_method_is_told_which_the_path_answers(client: TestClient) -> None:
+    def allowed(path: str) -> str:
+        answer = client.request("TRACE", path)
+        assert answer.status_code == 405
+        return answer.headers["Allow"]
+
+    assert allowed("/documents/d0001") == "DELETE, GET, HEAD, PATCH"
+    assert allowed("/indexes/test/documents/d0001") == "DELETE, GET, HEAD, PATCH"
+    assert allowed("/documents/delete") == "POST"
+    assert allowed("/documents") == "GET, HEAD, PUT"
 
 
 def test_the_deadline_of_a_write_does_not_stop_it(client: TestClient, live: HeldLive) -> None:

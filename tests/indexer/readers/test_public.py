@@ -56,10 +56,10 @@ def test_a_chapter_as_html_keeps_its_anchor_without_navigation() -> None:
 
 
 def test_a_page_of_markdown_keeps_title_paths_and_tables() -> None:
-    found = read(PUBLIC / "guidelines.md")
+    found = read(PUBLIC / "guidelines.markdown")
     assert "中文文案排版指北 › 空格 › 中英文之间需要增加空格" in found.titles
     tables = {document.id: document.text for document in found.documents}
-    assert tables["guidelines.md#谁在这样做"].startswith(
+    assert tables["guidelines.markdown#谁在这样做"].startswith(
         "网站 | 文案 | UGC\nApple 中国 | 是 | N/A\n"
     )
 
@@ -103,7 +103,7 @@ def test_a_workbook_gives_rows_of_all_sheets_with_dates() -> None:
 
 
 def test_an_archive_gives_what_its_files_give(tmp_path: Path) -> None:
-    names = ("debmake.pdf", "debmake.html", "guidelines.md", "dialogue.csv", "swagger.docx")
+    names = ("debmake.pdf", "debmake.html", "guidelines.markdown", "dialogue.csv", "swagger.docx")
     (tmp_path / "in").mkdir()
     for name in names:
         shutil.copy(PUBLIC / name, tmp_path / "in")

@@ -147,7 +147,7 @@ def add_segment(
             additions.record.model_copy(update={"unchanged": 0}),
         ),
         vector_cache=known_vectors(state, additions.removed),
-        base=state.manifest,
+        state=state,
     )
     folder = build_folder(options, encoders[0], source)
     with index.building("update"), exclusive(folder, "update", wait=BUILD_WAIT):
