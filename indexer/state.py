@@ -171,7 +171,8 @@ class IndexState:
             raise CareError(message, code="no_segments")
         full_text = self.manifest.components.get(FULL_TEXT)
         if full_text and not is_current(full_text):
-            message = f"the full text of index '{name}' is of an older release: run care update --full-text"
+            message = f"the full text of index '{name}' is of an older release: "
+            message += "run care update --full-text"
             raise CareError(message, code="old_full_text")
         self._check_texts()
 

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -127,8 +127,15 @@ def _write_full_text(
     values = FilterReader(folder / filters.FILE_NAME, fields, count)
     if count > _IN_MEMORY or not os.access(_MEMORY, os.W_OK):
         return write_full_text(folder, reader, values, progress=progress)
-    with ExitStack() as stack:
-        scratch = stack.enter_context(temporary_folder(_MEMORY))
+    stack = ExitStack()
+    scratch = stack.enter_context(temporary_folder(_MEMORY))
+    try:
         component = write_full_text(scratch, reader, values, progress=progress)
-        shutil.copytree(scratch / FULL_TEXT, folder / FULL_TEXT)
+        (folder / FULL_TEXT).mkdir()
+        for name in component.files:
+            shutil.copyfile(scratch / name, folder / name)
+    finally:
+        # A thread of Tantivy can still write a hidden file: the next writer removes the folder.
+        with suppress(OSError):
+            stack.close()
     return component
