@@ -194,7 +194,7 @@ class History:
     def run(self) -> list[str]:
         """Sends the requests, reads all documents at the end, and returns what is wrong."""
         clients = [_Client(self, Random(f"{self.seed} {i}")) for i in range(self.clients)]
-        threads = [Thread(target=client.run) for client in clients]
+        threads = [Thread(target=client.run, daemon=True) for client in clients]
         for thread in threads:
             thread.start()
         for thread in threads:

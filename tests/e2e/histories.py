@@ -193,6 +193,7 @@ def main() -> int:
     for name, default in (("histories", 50), ("operations", 200), ("seed", 1), ("kills", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the service too
     kinds = {_WRITER: 5.0, _WORKER: 4.0, _SERVICE: 1.0}
     numbers, wrong = run(given.histories, given.operations, given.seed, given.kills, kinds)
     print("\n".join(wrong))
