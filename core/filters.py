@@ -365,6 +365,11 @@ class FilterReader:
         """
         return self._frequent
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether `frequent_values` returns at once what it has counted before."""
+        return "_frequent" in self.__dict__
+
     @cached_property
     def _frequent(self) -> dict[str, list[CountedValue]]:
         listed = heapq.nsmallest(_LISTED, (f for f in self.fields if len(f) <= _LISTED_CHARS))

@@ -170,7 +170,7 @@ class IndexFolder:
 
     def check(self, version: str) -> None:
         """Raises IndexVersionError if the index has no complete version of this id."""
-        if not (_NAME.fullmatch(version) and (self.version(version) / MANIFEST).is_file()):
+        if not (_NAME.fullmatch(version) and (self.version(version) / MANIFEST).exists()):
             versions = self.versions()
             message = (
                 f"index '{self.name}' has no version '{version}' in {self.root}; its versions are: "

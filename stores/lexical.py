@@ -265,7 +265,8 @@ class LexicalIndex:
         own = self._terms(query, characters=characters)
         wanted = self._meant(query) | dict.fromkeys(own, 1.0)
         highest = (_K1 + 1) * sum(self.weight(term) * boost for term, boost in wanted.items())
-        if not highest:
+        live = self.count - len(self._deleted)
+        if not (highest and live):
             return np.empty(0, np.float32), np.empty(0, np.int64)
         any_term = tantivy.Query.boolean_query(
             [(tantivy.Occur.Should, self._having(term, boost)) for term, boost in wanted.items()]
@@ -280,7 +281,7 @@ class LexicalIndex:
             scores, rows = self._best(search, wanted, within, check)
             return scores / np.float32(highest), rows
 
-        return with_ties(find, k, k + _TIED, self.count - len(self._deleted))
+        return with_ties(find, k, k + _TIED, live)
 
     def _best(
         self, query: tantivy.Query, wanted: int, within: RowArray | None, check: Check

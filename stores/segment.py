@@ -150,6 +150,7 @@ def open_segment(
             folder, f"{found}: build the index again", "wrong_document_count", **counts
         )
     values = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields, manifest.count)
+    values.frequent_values()  # counted here, in a thread that may take its time
     text = open_full_text(folder, manifest) if full_text else None
     tokens = open_token_vectors(folder, manifest)
     # Last, because a GPU may have to give up the vectors of the version that is served.

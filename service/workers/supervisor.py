@@ -442,6 +442,8 @@ class _Supervisor:
         # At the start no worker serves yet; later, one that starts opens what is served by then.
         workers = [w for w in self._workers.values() if w.serves or not self._all_serve]
         errors = await asyncio.gather(*(worker.ask(Prepare(folder)) for worker in workers))
+        if self._all_serve:  # a worker in the place of one that has ended opens it too
+            errors = [e for worker, e in zip(workers, errors, strict=True) if worker.serves]
         if error := next(filter(None, errors), None):
             for worker in workers:
                 worker.send(Abort())

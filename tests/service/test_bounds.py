@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
-from core.filters import FilterReader
+from core.filter_table import FilterTable
 from indexer.build import BuildOptions, build
 from search.hits import Hits, QueryResult
 from service.app import create_app
@@ -282,7 +282,7 @@ def test_the_description_of_an_index_is_read_when_it_is_loaded(
         def fail(*_: object) -> None:
             raise AssertionError
 
-        monkeypatch.setattr(FilterReader, "frequent_values", fail)
+        monkeypatch.setattr(FilterTable, "frequent_values", fail)
         exchange = await Exchange("/index", method="GET").run(app)
         assert json.loads(exchange.content)["filters"]["department"]
 

@@ -239,8 +239,8 @@ def test_a_version_that_is_published_while_its_index_opens_is_served(
     opening, publish = threading.Event(), threading.Event()
     real = Catalog._open_folder
 
-    def slow(self: Catalog, folder: Path) -> Any:
-        snapshot = real(self, folder)
+    def slow(self: Catalog, folder: Path, **options: Any) -> Any:
+        snapshot = real(self, folder, **options)
         opening.set()
         assert publish.wait(30)
         return snapshot

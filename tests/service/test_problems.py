@@ -13,6 +13,7 @@ from core.encoders import Encoding
 from core.manifest import IndexManifest
 from service.observe.logs import JsonFormatter
 from service.pipeline.engine import Engine
+from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
 from tests.service.conftest import BLOCKED, BlockingEncoder, Serve, sample
 
@@ -300,7 +301,7 @@ class FailingEncoder(BigramEncoder):
 )
 def test_an_unexpected_error_returns_no_details(
     serve: Serve,
-    manifest: IndexManifest,
+    build_version: Builder,
     caplog: pytest.LogCaptureFixture,
     method: str,
     path: str,
@@ -308,7 +309,9 @@ def test_an_unexpected_error_returns_no_details(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     encoder = FailingEncoder()
+    build_version(make_records(20))
     client = serve(encoder)
+    build_version(make_records(30))  # its canaries are encoded when it is loaded
     encoder.failing = True
     response = client.request(method, path, json=body, headers={"Authorization": "Bearer secret"})
     answer = problem(response, 500, "internal_error")
