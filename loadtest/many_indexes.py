@@ -9,18 +9,15 @@ The indexes are copies of one index; they stay beside it, as many-0000 and so on
 import argparse
 import json
 import random
-import shutil
-import statistics
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from core.service_process import ServerProcess, start_service
-from core.versions import IndexFolder, read_manifest, write_manifest
+from core.versions import IndexFolder
+from loadtest.copies import Connection, copy_index, quantiles
 
 _CONNECTIONS = 32
 
@@ -56,14 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(
     service: ServerProcess, names: Sequence[str], queries: Sequence[str], seconds: float
 ) -> None:
-    first = [_ask(_connect(service), name, queries[0]) for name in names]
-    print(f"first query to each: {_quantiles(first)}; {_memory(service)}")
+    first = [_ask(Connection(service.url), name, queries[0]) for name in names]
+    print(f"first query to each: {quantiles(first)}; {_memory(service)}")
     # Until all workers have all indexes open.
     _load(service, names, queries, 2 * seconds)
     for _ in range(3):
         for label, some in ((names[0], names[:1]), (f"{len(names)} indexes", names)):
             times = _load(service, some, queries, seconds)
-            print(f"{label}: {len(times) / seconds:,.0f} queries/s, {_quantiles(times)}")
+            print(f"{label}: {len(times) / seconds:,.0f} queries/s, {quantiles(times)}")
     print(f"at the end: {_memory(service)}")
 
 
@@ -73,32 +70,15 @@ def _read(path: Path) -> Iterable[dict[str, str]]:
 
 def _copies(base: IndexFolder, count: int) -> list[str]:
     """Returns the names of copies of an index, which are made if they do not exist."""
-    version = base.active()
     names = [f"many-{i:04}" for i in range(count)]
     for name in names:
-        copy = IndexFolder(base.root, name)
-        if not copy.path.exists():
-            shutil.copytree(base.path, copy.path)
-            manifest = read_manifest(base.version(version)).model_copy(update={"name": name})
-            write_manifest(copy.version(version), manifest)
+        copy_index(base, name)
     return names
 
 
-def _connect(service: ServerProcess) -> HTTPConnection:
-    address = urlsplit(service.url)
-    return HTTPConnection(address.hostname or "", address.port, timeout=60)
-
-
-def _ask(connection: HTTPConnection, index: str, query: str) -> float:
+def _ask(connection: Connection, index: str, query: str) -> float:
     """Returns the time of a search [ms]."""
-    started = time.perf_counter()
-    headers = {"Content-Type": "application/json"}
-    body = json.dumps({"query": query})
-    connection.request("POST", f"/indexes/{index}/search", body, headers)
-    response = connection.getresponse()
-    content = response.read()
-    assert response.status == 200, content
-    return (time.perf_counter() - started) * 1000
+    return connection.ask("POST", f"/indexes/{index}/search", {"query": query})[0]
 
 
 def _load(
@@ -111,7 +91,7 @@ def _load(
     end = time.perf_counter() + seconds
 
     def search(seed: int) -> list[float]:
-        chosen, connection = random.Random(seed), _connect(service)
+        chosen, connection = random.Random(seed), Connection(service.url)
         times = []
         while time.perf_counter() < end:
             times.append(_ask(connection, chosen.choice(names), chosen.choice(queries)))
@@ -119,11 +99,6 @@ def _load(
 
     with ThreadPoolExecutor(_CONNECTIONS) as pool:
         return [one for times in pool.map(search, range(_CONNECTIONS)) for one in times]
-
-
-def _quantiles(times: Sequence[float]) -> str:
-    cuts = statistics.quantiles(times, n=100)
-    return f"p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms"
 
 
 def _memory(service: ServerProcess) -> str:
