@@ -116,7 +116,8 @@ def _search(url: str, queries: Sequence[str], seconds: float, rate: float | None
     started = time.perf_counter()
 
     def ask(first: int) -> list[float]:
-        connection, times = Connection(url), []
+        connection = Connection(url)
+        times: list[float] = []
         for at, query in enumerate(islice(cycle(queries), first, None, _CONNECTIONS)):
             due = time.perf_counter()
             if rate:
