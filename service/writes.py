@@ -95,7 +95,8 @@ class Writes:
             async with self._sent(message) as answers:
                 answer = await answers()
                 if accepted and "accepted" in answer:
-                    accepted.set_result(answer["accepted"])
+                    if not accepted.done():  # else nobody waits for it any more
+                        accepted.set_result(answer["accepted"])
                     answer = await answers()
             written = _written(answer)
             await self._follow(write.index, written.number)

@@ -41,14 +41,14 @@ if "service.workers.worker" in arguments:
     from search import snapshot
     from stores import segment
 
-    opened = segment.open_segment
+    opened = segment.open_segments
 
-    def open_segment(*given):
+    def open_segments(*given):
         if number == "1" and (folder / "refuse").exists():
             raise IndexVersionError("worker 1 cannot open it", code="refused")
         return opened(*given)
 
-    snapshot.open_segment = open_segment
+    snapshot.open_segments = open_segments
 """
 SEARCHED = 'care_http_requests_total{route="/search",status="200"}'
 QUERIES = [f"第{i}个病人咳嗽怎么办" for i in range(8)]
