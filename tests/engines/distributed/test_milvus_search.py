@@ -352,7 +352,7 @@ def test_a_reload_follows_the_alias(
     first = publish(build_version, milvus)
     settings = milvus_settings(tmp_path / "indexes", milvus.uri)
     app = create_app(settings, BigramEncoder())
-    with TestClient(app, client=("127.0.0.1", 50_000)) as client:
+    with TestClient(app, base_url="http://127.0.0.1", client=("127.0.0.1", 50_000)) as client:
         second = publish(build_version, milvus, 61)
         assert client.get("/index").json()["version"] == first.version
         reloaded = client.post("/index/reload")

@@ -139,7 +139,9 @@ def served(tmp_path: Path, build_version: Builder, own_milvus: MilvusServer) -> 
     build_version(make_records(60), store="milvus", stores=own_milvus.stores)
     settings = milvus_settings(tmp_path / "indexes", own_milvus.uri)
     app = create_app(settings, BigramEncoder())
-    with TestClient(app, raise_server_exceptions=False, client=("127.0.0.1", 1)) as client:
+    with TestClient(
+        app, "http://127.0.0.1", raise_server_exceptions=False, client=("127.0.0.1", 1)
+    ) as client:
         yield Served(client, own_milvus)
 
 
