@@ -25,7 +25,7 @@ from loadtest.copies import Connection, copy_index, quantiles
 from loadtest.traffic import read_texts
 
 _CONNECTIONS = 16
-_BATCH = 500
+_BATCH = 100
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -31,5 +31,5 @@ def test_writes_beside_searches_are_measured(
             "one document, until all searches find it",
         ]
         * 3,
-        "12 documents in requests of 500",
+        "12 documents in requests of 100",
     ]
