@@ -31,8 +31,8 @@ M = TypeVar("M", bound=BaseModel)
 URL = "http://127.0.0.1:8000"
 # The default of CARE_MAX_BATCH; a service with a lower limit names it in its error.
 BATCH = 64
-# Documents of a request: with 4 MB of text they have the default of CARE_MAX_BODY_BYTES.
-DOCUMENTS = 500
+# Documents of a request: two processors encode them within the default of CARE_TIMEOUT_MS.
+DOCUMENTS = 50
 MAX_RESPONSE_BYTES = 64 * 2**20
 # Statuses after which an equal request may succeed; 502 is a proxy's.
 _TRANSIENT = (429, 502, 503)
