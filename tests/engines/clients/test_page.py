@@ -19,6 +19,7 @@ from tests.docs.pages import PAGES, Block, blocks
 from tests.engines.clients.conftest import QUERY, ROOT
 
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "clients.md"
+LIVE = ROOT / "docs" / "live-documents.md"
 URL, CHAT = "http://127.0.0.1:8000", "http://127.0.0.1:8001/v1"
 SNIPPETS = {
     page: [block for block in blocks(page) if block.language == "python" and not block.runs]
@@ -26,7 +27,7 @@ SNIPPETS = {
 }
 
 
-@pytest.fixture(scope="module", params=[README, PAGE], ids=lambda page: page.stem)
+@pytest.fixture(scope="module", params=[README, PAGE, LIVE], ids=lambda page: page.stem)
 def page(request: pytest.FixtureRequest) -> Path:
     found: Path = request.param
     return found
@@ -83,7 +84,7 @@ def test_the_chain_of_readme_cites_or_refuses(
 
 def test_no_other_page_has_snippets_for_this_environment() -> None:
     marked = {page for page in PAGES for block in SNIPPETS[page] if block.value == "clients"}
-    assert marked == {README, PAGE}
+    assert marked == {README, PAGE, LIVE}
 
 
 def test_a_snippet_has_at_most_ten_lines() -> None:
