@@ -346,6 +346,21 @@ def test_another_encoder_is_refused(build_version: Builder, index: IndexWriter) 
         LiveIndex(index, BigramEncoder("document", "other-9"))
 
 
+def test_the_same_files_elsewhere_are_the_same_encoder(
+    build_version: Builder, index: IndexWriter
+) -> None:
+    build_version(make_records(5))
+    encoder = BigramEncoder("document")
+    encoder.spec = encoder.spec.model_copy(update={"weights": "../w", "tokenizer": "../t"})
+    (written,) = LiveIndex(index, encoder).commit(
+        [Write("test", put=({"_id": "n", "text": "新"},))]
+    )
+    assert isinstance(written, Written) and written.added == 1
+    encoder.spec = encoder.spec.model_copy(update={"weights_sha256": "1" * 64})
+    with raises(EmbeddingSpaceError, "other_encoder", differ=["weights", "weights_sha256"]):
+        LiveIndex(index, encoder)
+
+
 def test_a_commit_costs_as_the_change(
     live: LiveIndex, index: IndexWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
