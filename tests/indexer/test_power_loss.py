@@ -56,7 +56,7 @@ class Disk:
         return call
 
     def note(self) -> None:
-        """Notes what is there now, as one of `points`."""
+        """Adds the present state of the files to `points`."""
         point = dict(self._flushed), _content(self.root)
         if not self.points or point != self.points[-1]:
             self.points.append(point)
