@@ -14,7 +14,7 @@ from core.encoders import Encoder, Pair, TokenVectorSpec
 from core.errors import CareError, PairError, ProviderError
 from core.machine import available_cpus
 from core.manifest import FULL_TEXT, TOKENS, Chunking, IndexManifest
-from core.terms import TermList
+from core.terms import TermList, term_list
 from core.versions import IndexFolder
 from indexer.build import BuildOptions, EncodedCorpus, build, encode, up_to_date
 from indexer.chunking import Chunker
@@ -419,7 +419,7 @@ def _fusion(
 def _terms(options: IndexOptions, base: IndexManifest | None = None) -> TermList | None:
     """Reads the term list of the new version: the given one, or that of the active version."""
     if options.terms is not None:
-        given = TermList.read(Path(options.terms))
+        given = term_list(options.terms)
         return given if given.terms else None
     if base is None or not options.full_text:
         return None

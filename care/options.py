@@ -265,9 +265,9 @@ class IndexOptions:
     terms: Annotated[
         Path | None,
         _index(
-            metavar="FILE",
-            help="TSV of words that patients write and the clinical terms that they mean, for "
-            "searches in full text; a file without rows removes the list.",
+            metavar="LIST",
+            help="Words that patients write and the clinical terms that they mean, for searches in "
+            "full text: everyday, the list that is shipped, a TSV file, or none.",
         ),
     ] = None
     lexical_weight: Annotated[

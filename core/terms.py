@@ -26,6 +26,20 @@ MAX_TERMS = 8
 _COMMA = re.compile("[,，]")
 
 
+def term_list(name: str | Path) -> "TermList":
+    """Returns the list `everyday` that the project ships, an empty one for `none`, or a file's.
+
+    Raises:
+        DataError: If the file cannot be read or is invalid.
+    """
+    match str(name):
+        case "everyday":
+            return TermList.read(EVERYDAY_TERMS)
+        case "none":
+            return TermList({})
+    return TermList.read(Path(name))
+
+
 @dataclass(frozen=True)
 class TermList:
     """Words of patients and the clinical terms that they mean."""

@@ -7,12 +7,13 @@ by part `b` measure.
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from core.files import writing_in
 from core.records import write_jsonl
+from core.terms import TermList
 from core.text import normalize_text
 from core.yaml_text import parse_yaml
 from evaluation.beir import read_queries
@@ -49,13 +50,14 @@ class Reworded(NamedTuple):
 class Rewording:
     """The rules of one part, `a` or `b`.
 
-    Random choices follow from `seed`; those of a query depend on its id alone.
+    Random choices follow from `seed`; those of a query depend on its id alone. The clinical terms
+    of a list are replaced by the words that mean them, unless a rule replaces them.
     """
 
-    def __init__(self, part: Part, seed: int = 0) -> None:
+    def __init__(self, part: Part, seed: int = 0, terms: TermList | None = None) -> None:
         rules: dict[str, Any] = parse_yaml(_RULES.read_text(encoding="utf-8"))
         self._key = f"{seed} {part}"
-        self._words = _replacements(rules["words"], part)
+        self._words = (_words_by_term(terms) if terms else {}) | _replacements(rules["words"], part)
         endings = _replacements(rules["endings"], part)
         # A word after 性 or 型 is a part of a longer term, as in 大叶性肺炎.
         words = f"(?<![性型])(?:{_any_of(self._words)})|(?:{_any_of(endings)})$"
@@ -104,7 +106,12 @@ class Rewording:
 
 
 def reword(
-    queries: Mapping[str, str], part: Part, *, versions: int = 1, seed: int = 0
+    queries: Mapping[str, str],
+    part: Part,
+    *,
+    versions: int = 1,
+    seed: int = 0,
+    terms: TermList | None = None,
 ) -> Iterator[Reworded]:
     """Yields rewordings of queries, given their texts by id.
 
@@ -112,24 +119,25 @@ def reword(
 
     Args:
         part: Part of the rules: `a` to train with, `b` to measure with.
+        terms: List whose words replace clinical terms as well.
     """
-    rewording = Rewording(part, seed)
+    rewording = Rewording(part, seed, terms)
     for id_, text in queries.items():
         for number, made in enumerate(rewording.versions(id_, text, versions), start=1):
             yield Reworded(f"{id_}-{number}", made, id_)
 
 
-def reword_file(
-    queries: Path, output: Path, part: Part, *, versions: int = 1, seed: int = 0
+def write_reworded(
+    queries: Path, output: Path, reword: Callable[[Mapping[str, str]], Iterable[Reworded]]
 ) -> dict[str, int]:
-    """Writes rewordings of queries as JSONL, which stages of training read as pairs; see `reword`.
+    """Writes rewordings of queries as JSONL, which stages of training read as pairs.
 
     `queries` are JSONL with `_id` and `text`. A record of `output` has `_id`, `text`, and of the
     query `original`, its id, and `original_text`. Returns the numbers of `queries` and of
     `rewordings`.
     """
     texts = read_queries(queries)
-    made = list(reword(texts, part, versions=versions, seed=seed))
+    made = list(reword(texts))
     with writing_in(output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
         records = (
@@ -147,6 +155,15 @@ def reword_file(
 
 def _replacements(rules: list[dict[str, str]], part: Part) -> dict[str, list[str]]:
     return {word: rule[part].split() for rule in rules for word in rule["of"].split()}
+
+
+def _words_by_term(terms: TermList) -> dict[str, list[str]]:
+    words: dict[str, list[str]] = {}
+    for word, meant in terms.terms.items():
+        for term in meant:
+            if term != word:
+                words.setdefault(term, []).append(word)
+    return words
 
 
 def _any_of(words: Iterable[str]) -> str:

@@ -1,6 +1,7 @@
 """`care curate`: benchmarks and training data, judged by language models."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -89,14 +90,33 @@ def reword(
         Literal["a", "b"], Option(help="Part of the rules: a to train with, b to measure with.")
     ] = "a",
     versions: Annotated[int, Option(min=1, help="Largest number of rewordings of a question.")] = 1,
+    terms: Annotated[
+        str | None,
+        Option(
+            metavar="LIST",
+            help="Also replace the clinical terms of a list by its words: everyday or a TSV file.",
+        ),
+    ] = None,
+    errors: Annotated[
+        int,
+        Option(min=0, help="Instead, write up to this many wrong characters in each question."),
+    ] = 0,
     seed: Annotated[int, Option(help="Seed of all random choices.")] = 0,
     json_: Json = False,
 ) -> None:
-    """Reword questions in patients' everyday words, by rules."""
+    """Reword questions in patients' everyday words, or misspell them, by rules."""
     _require()
-    from curation.rewording import reword_file
+    from core.terms import term_list
+    from curation.misspelling import misspell
+    from curation.rewording import reword as by_rules
+    from curation.rewording import write_reworded
 
-    _show(reword_file(queries, output, part, versions=versions, seed=seed), json_)
+    if errors:
+        make = partial(misspell, errors=errors, versions=versions, seed=seed)
+    else:
+        words = term_list(terms) if terms else None
+        make = partial(by_rules, part=part, versions=versions, seed=seed, terms=words)
+    _show(write_reworded(queries, output, make), json_)
 
 
 @app.command()

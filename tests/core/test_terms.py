@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import DataError
-from core.terms import EVERYDAY_TERMS, MAX_CHARS, MAX_ROWS, MAX_TERMS, TermList
+from core.terms import EVERYDAY_TERMS, MAX_CHARS, MAX_ROWS, MAX_TERMS, TermList, term_list
 from tests.errors import raises
 
 TERMS = TermList(
@@ -161,3 +161,12 @@ def test_each_everyday_word_has_an_effect() -> None:
 )
 def test_examples_of_everyday_words(text: str, terms: list[str]) -> None:
     assert TermList.read(EVERYDAY_TERMS).matches(text) == terms
+
+
+def test_lists_have_names(tmp_path: Path) -> None:
+    assert term_list("everyday") == TermList.read(EVERYDAY_TERMS)
+    assert term_list("none").terms == {}
+    path = written(tmp_path, "拉肚子\t腹泻")
+    assert term_list(path) == TermList.read(path)
+    with raises(DataError, "unreadable", path=Path("everday")):
+        term_list("everday")

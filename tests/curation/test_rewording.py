@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
+from core.terms import TermList
 from curation import rewording
 from curation.rewording import Part, Rewording, reword
 
@@ -105,3 +106,10 @@ def test_the_subject_can_follow_what_is_asked() -> None:
     texts = Rewording("b").versions("q", "冠心病能吃冬瓜吗", 15)
     assert any(text.index("冬瓜") < text.index("得的是") for text in texts if "得的是" in text)
     assert any("得的是" in text for text in texts)
+
+
+def test_words_of_a_list_replace_their_terms() -> None:
+    terms = TermList({"心梗": ("心肌梗死", "急性心肌梗死"), "梗死": ("梗死",)})
+    made = list(reword({"q": "急性心肌梗死患者能喝酒吗"}, "a", versions=8, terms=terms))
+    assert any("心梗" in m.text and "心肌" not in m.text for m in made)
+    assert not any("急性心梗" in m.text for m in made)
