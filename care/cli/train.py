@@ -130,6 +130,9 @@ def splits(
             "split unseen are left out."
         ),
     ] = Path("data/medical-qa-zh-spoken/queries.jsonl"),
+    words: Annotated[
+        Path, folder("Questions written by hand as patients speak, and queries of few words.")
+    ] = Path("data/medical-qa-zh-words"),
     json_: Json = False,
 ) -> None:
     """Write the splits that care-mini is trained on, tuned by and measured with."""
@@ -137,7 +140,7 @@ def splits(
     from curation.rewording import reword
     from training.experiments.splits import write_splits
 
-    sizes = write_splits(data, out, reword, spoken=spoken)
+    sizes = write_splits(data, out, reword, spoken=spoken, words=words)
     lines = [f"{name}: {count}" for name, count in sizes.items()]
     show({"splits": sizes, "folder": out}, [*lines, f"wrote {out}"], as_json=json_)
 

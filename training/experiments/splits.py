@@ -7,7 +7,7 @@ one split for measurements and in no other.
 
 import hashlib
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -52,6 +52,7 @@ def write_splits(
     reword: Reword,
     *,
     spoken: Path,
+    words: Path | None = None,
     held_out: int = HELD_OUT,
     tune: int = TUNE,
 ) -> dict[str, int]:
@@ -67,6 +68,8 @@ def write_splits(
         reword: Rewords the questions of `train` by part `a` of its rules, held-out ones by `b`.
         spoken: JSONL with `_id` and `text`: questions rewritten by hand, by the id of the original.
             Those whose original is not in the split `unseen` are left out.
+        words: Folder of questions written by hand as patients speak, and of queries of few words:
+            data/medical-qa-zh-words.
         held_out: Number of held-out questions of each source.
         tune: Number of questions to choose settings by.
 
@@ -117,7 +120,58 @@ def write_splits(
     asked = [id_ for id_ in by_hand if id_ in unseen]
     splits["held-out-spoken"] = _pick(by_hand, asked)
     splits["held-out-asked"] = _pick(texts, asked)
+    if words:
+        # Questions of tune are in the split unseen as well.
+        parts_of = {"held-out": held, "train": trained, "tune": tuned}
+        written, judged = _written_by_hand(words, parts_of, texts, frozenset(patients), qrels)
+        splits |= written
+        qrels = {**qrels, **judged}
     return _write(out, paths.corpus, splits, qrels, originals)
+
+
+def _written_by_hand(
+    folder: Path,
+    parts: Mapping[str, Iterable[str]],
+    texts: Mapping[str, str],
+    patients: Collection[str],
+    qrels: Qrels,
+) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, int]]]:
+    """Returns the splits of the texts of a folder, and the judgements of queries of one word.
+
+    Relevant to a text are the documents of its original question. Relevant to a query with `forms`
+    are also those of all questions with one of these words; but for held-out queries, all
+    questions of `patients`.
+    """
+    part_of = {id_: part for part, ids in parts.items() for id_ in ids}
+    splits: dict[str, dict[str, str]] = {}
+    judged: dict[str, dict[str, int]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        kind = path.stem.partition("-")[0]
+        for number, record in read_jsonl(path):
+            original, text, writer = (
+                string(path, number, record, key) for key in ("_id", "text", "writer")
+            )
+            part = part_of.get(original)
+            if part is None:
+                continue
+            name, id_ = f"{part}-{kind}", original
+            if part == "held-out":
+                name = f"{name}-{writer}"
+            if kind == "keywords":
+                id_ = f"{original}-k"
+                forms = record.get("forms")
+                similar = [
+                    i
+                    for i, t in texts.items()
+                    if (part == "held-out" or i in patients) and any(f in t for f in forms or ())
+                ]
+                judged[id_] = {document: 1 for i in similar for document in qrels[i]}
+                judged[id_] |= qrels[original]
+            elif part == "held-out":
+                splits.setdefault(f"{name}-asked", {})[id_] = texts[original]
+                name = f"{name}-spoken"
+            splits.setdefault(name, {})[id_] = text
+    return splits, judged
 
 
 def _write(

@@ -45,11 +45,14 @@ def data(tmp_path: Path) -> Path:
         folder / "spoken.jsonl",
         [{"_id": IN_FOLD[0], "text": "口语的说法"}, {"_id": "elsewhere", "text": "别处的"}],
     )
+    (folder / "words").mkdir()
     return folder
 
 
 def write(data: Path, out: Path) -> dict[str, int]:
-    return write_splits(data, out, reword, spoken=data / "spoken.jsonl", held_out=20, tune=10)
+    return write_splits(
+        data, out, reword, spoken=data / "spoken.jsonl", words=data / "words", held_out=20, tune=10
+    )
 
 
 def test_splits_follow_the_checksums(data: Path, tmp_path: Path) -> None:
@@ -148,3 +151,48 @@ def test_wrong_folders_are_named(data: Path, tmp_path: Path) -> None:
     (data / "train.qrels.tsv").write_text(text, "utf-8")
     with raises(CareError, code="folder_exists", path=out):
         write(data, out)
+
+
+def test_texts_written_by_hand_are_in_the_part_of_their_original(
+    data: Path, tmp_path: Path
+) -> None:
+    sizes = write(data, tmp_path / "before")
+    train, tune, held = (
+        next(iter(read_queries(tmp_path / "before" / f"{name}.queries.jsonl")))
+        for name in ("train", "tune", "held-out-patients")
+    )
+    words = data / "words"
+    write_jsonl(
+        words / "rewrites-train.jsonl",
+        [{"_id": id_, "writer": "t1", "text": f"{id_} 口语"} for id_ in (train, tune)],
+    )
+    write_jsonl(
+        words / "rewrites-test.jsonl",
+        [{"_id": held, "writer": writer, "text": f"{writer} 口语"} for writer in ("e1", "e2")],
+    )
+    write_jsonl(
+        words / "keywords.jsonl",
+        [
+            {"_id": train, "writer": "k", "text": "两个 词"},
+            {"_id": held, "writer": "k", "text": "词", "forms": ["个知识库的", "没有的"]},
+        ],
+    )
+    out = tmp_path / "out"
+    made = write(data, out)
+    new = {name: count for name, count in made.items() if name not in sizes}
+    assert new == {
+        "train-rewrites": 1,
+        "tune-rewrites": 1,
+        "held-out-rewrites-e1-spoken": 1,
+        "held-out-rewrites-e1-asked": 1,
+        "held-out-rewrites-e2-spoken": 1,
+        "held-out-rewrites-e2-asked": 1,
+        "train-keywords": 1,
+        "held-out-keywords-k": 1,
+    }
+    texts, qrels = read_judged_queries(*beir_paths(out, "held-out-rewrites-e2-spoken")[1:])
+    assert (texts, qrels) == ({held: "e2 口语"}, {held: {f"d-{held}": 1}})
+    texts, qrels = read_judged_queries(*beir_paths(out, "held-out-keywords-k")[1:])
+    assert set(qrels[f"{held}-k"]) == {f"d-{held}", *(f"d-{id_}" for id_ in KNOWLEDGE)}
+    _, qrels = read_judged_queries(*beir_paths(out, "train-keywords")[1:])
+    assert qrels == {f"{train}-k": {f"d-{train}": 1}}
