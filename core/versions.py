@@ -23,8 +23,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,15 +32,13 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from core.errors import CareError, IndexVersionError
-from core.files import atomic, read_small, sha256_file, sync, write_text
+from core.files import atomic, read_small, sync, write_text
 from core.manifest import (
     NAME,
     OF_VERSION,
     OLDEST_SCHEMA_VERSION,
     SCHEMA_VERSION,
     SEGMENT_FILE,
-    VECTORS_FILE,
-    FileRecord,
     IndexManifest,
     SegmentEntry,
     SegmentFacts,
@@ -56,10 +53,8 @@ CHECKSUM = "manifest.sha256"
 _CURRENT = "CURRENT"
 # More than `CURRENT` and a checksum take [bytes].
 _LINE_BYTES = 1 << 12
-# Files that every version has, apart from its vectors.
-_FILES = ("documents.arrow", "filters.arrow")
 # Errors of a full disk, of too many open files, of too little memory.
-_OF_THE_MACHINE = {
+OF_THE_MACHINE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
 }
@@ -460,7 +455,7 @@ def _read(folder: Path, name: str) -> bytes:
     """Returns a small file of a version; IndexVersionError if the file or folder is a link."""
     for path in (folder, folder / name):
         if path.is_symlink():
-            raise _linked(path)
+            raise linked(path)
     return read_small(folder / name, links=False)
 
 
@@ -468,7 +463,8 @@ def _checksum_line(manifest: bytes) -> str:
     return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n"
 
 
-def _linked(path: Path) -> IndexVersionError:
+def linked(path: Path) -> IndexVersionError:
+    """Returns the error for a link or a special file where a file or folder of a version is."""
     reason = "is a link or a special file: copy the file or folder itself to this place"
     return IndexVersionError.at(path, reason, "linked_file")
 
@@ -476,64 +472,6 @@ def _linked(path: Path) -> IndexVersionError:
 def schema_of(folder: Path) -> int:
     """Returns the schema version of the manifest file of a valid version."""
     return int(parse_json(_read(folder, MANIFEST))["schema_version"])
-
-
-def verify_files(folder: Path, manifest: IndexManifest, known: Collection[Part] = ()) -> list[Part]:
-    """Compares the files of a version with the sizes and checksums of the manifest.
-
-    Those of the segments that are `known` are not compared again. Packs are verified whenever they
-    are read.
-
-    Returns:
-        What is known of each segment.
-
-    Raises:
-        IndexVersionError: If a file is missing, truncated, modified, cannot be read or is not in
-            the manifest although it is needed, or if a folder or anything in it is a link.
-    """
-    parts = read_parts(folder, manifest, known)
-    before = {part.key for part in known}
-    new = [part for part in parts if part.key not in before]
-    for part in new:
-        records = part.manifest.all_files
-        for name in (*_FILES, *((VECTORS_FILE,) if manifest.store == "faiss" else ())):
-            if name not in records:
-                reason = f"does not list {name}: build the index again"
-                raise IndexVersionError.at(part.folder / MANIFEST, reason, "file_missing")
-    for own in {folder, *(part.folder for part in new)}:
-        for path in (own, *own.rglob("*")):
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                raise _linked(path)
-    files = {folder / name: record for name, record in manifest.all_files.items()}
-    for part in new:
-        if not part.is_packed:
-            files |= {part.folder / name: one for name, one in part.manifest.all_files.items()}
-    _compare(files)
-    return parts
-
-
-def _compare(files: dict[Path, FileRecord]) -> None:
-    """Compares files with their sizes and checksums."""
-    for path, record in files.items():
-        if not path.is_file():
-            reason = "is missing: build the index again"
-            raise IndexVersionError.at(path, reason, "file_missing")
-        if (size := path.stat().st_size) != record.bytes:
-            reason = f"has {size} bytes instead of {record.bytes}: build the index again"
-            raise IndexVersionError.at(path, reason, "wrong_size")
-    with ThreadPoolExecutor() as pool:
-        sums = {path: pool.submit(sha256_file, path) for path in files}
-    for path, record in files.items():
-        try:
-            found = sums[path].result()
-        except OSError as error:
-            if error.errno in _OF_THE_MACHINE:
-                raise
-            reason = f"cannot be read ({error.strerror}): check the disk, or build the index again"
-            raise IndexVersionError.at(path, reason, "unreadable_file") from error
-        if found != record.sha256:
-            reason = "differs from its checksum in the manifest: build the index again"
-            raise IndexVersionError.at(path, reason, "wrong_checksum")
 
 
 @contextmanager
@@ -549,7 +487,7 @@ def opening(folder: Path) -> Iterator[None]:
     except CareError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
             raise
         fault = (isinstance(error, OSError) and error.strerror) or type(error).__name__
         reason = f"cannot be opened ({fault}): activate another version, or build the index again"

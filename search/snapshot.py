@@ -14,7 +14,8 @@ from core.errors import EmbeddingSpaceError
 from core.manifest import IndexManifest
 from core.text import document_text
 from core.types import Mode, RowArray
-from core.versions import IndexFolder, opening, read_manifest, verify_files, with_version
+from core.verification import verify_files
+from core.versions import IndexFolder, opening, read_manifest, with_version
 from search.answerable import Judges, suitable
 from search.rerank import LateReranker
 from search.version_files import VersionFiles

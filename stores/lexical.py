@@ -22,7 +22,7 @@ from pyroaring import BitMap
 from core.analysis import terms
 from core.documents import DocumentReader
 from core.errors import CareError, IndexVersionError
-from core.files import sha256_file, write_text
+from core.files import sha256_file
 from core.filters import FilterReader, Selection
 from core.manifest import FULL_TEXT, Component, FileRecord, IndexManifest
 from core.progress import progress_bar
@@ -128,7 +128,7 @@ def _rename_segments(target: Path) -> None:
     for old, new in _renumber(content, 1).items():
         for path in target.glob(f"{old}.*"):
             path.rename(path.with_name(new + path.suffix))
-    write_text(meta, json.dumps(content))
+    meta.write_text(json.dumps(content))
 
 
 def _renumber(content: dict[str, Any], number: int) -> dict[str, str]:

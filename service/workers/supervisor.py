@@ -20,7 +20,8 @@ from typing import Any
 from core.errors import CareError, IndexVersionError
 from core.machine import available_cpus, available_memory
 from core.manifest import IndexManifest
-from core.versions import IndexFolder, Part, opening, read_manifest, verify_files
+from core.verification import verify_files
+from core.versions import IndexFolder, Part, opening, read_manifest
 from models.pairs import load_pair
 from search.version_files import VersionFiles
 from service.errors import shown
