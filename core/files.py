@@ -63,17 +63,18 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def atomic(path: Path) -> Iterator[Path]:
+def atomic(path: Path, *, flushed: bool = False) -> Iterator[Path]:
     """Yields a temporary path in the same folder; it replaces `path` when the block succeeds.
 
     After an error or a kill, `path` is unchanged. The temporary name is unique, so processes that
     write the same file do not disturb each other: the last one wins. A killed process leaves its
-    temporary file to `remove_temporary`.
+    temporary file to `remove_temporary`. With `flushed` the block flushes the file to disk.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN_BYTES)}.tmp")
     try:
         yield temporary
-        sync(temporary)
+        if not flushed:
+            sync(temporary)
         temporary.replace(path)
         sync(path.parent)
     finally:

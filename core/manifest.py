@@ -2,10 +2,11 @@
 
 import hashlib
 import re
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from core.encoders import EncoderSpec, FrozenModel
 
@@ -34,7 +35,7 @@ class FileRecord(FrozenModel):
     """Size [bytes] and SHA-256 of one file of an index version."""
 
     bytes: int = Field(ge=0)
-    sha256: str
+    sha256: str  # empty in a pack, which is verified as a whole
 
 
 class UpdateRecord(FrozenModel):
@@ -118,6 +119,24 @@ class Component(BaseModel):
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
+def _with_own_files(components: dict[str, Component]) -> dict[str, Component]:
+    for component, part in components.items():
+        folder = f"{component}/" if component in COMPONENTS else f"({NAME}/)*"
+        if wrong := [name for name in part.files if not re.fullmatch(folder + NAME, name)]:
+            raise ValueError(f"components: '{wrong[0][:64]}' is not a file of {component[:64]}")
+    return components
+
+
+def _files(components: Mapping[str, Component]) -> dict[str, FileRecord]:
+    """Returns the files of the components that this release reads."""
+    known = (part.files for name, part in components.items() if name in COMPONENTS)
+    return {name: record for files in known for name, record in files.items()}
+
+
+# The files of a component that this release reads are in the folder of its name.
+Components = Annotated[dict[str, Component], AfterValidator(_with_own_files)]
+
+
 class SegmentFacts(FrozenModel):
     """Facts of the files of some documents, `segment.json`; all others are those of the base."""
 
@@ -126,14 +145,20 @@ class SegmentFacts(FrozenModel):
     count: int = Field(gt=0)  # rows
     filter_fields: dict[str, Annotated[int, Field(ge=0)]]
     files: dict[Name, FileRecord]
-    components: dict[str, Component] = Field(default_factory=dict)
+    components: Components = Field(default_factory=dict)
+
+    @property
+    def all_files(self) -> dict[str, FileRecord]:
+        """Size and checksum of each file, by its path."""
+        return dict(self.files) | _files(self.components)
 
 
 class SegmentEntry(FrozenModel):
     """A segment of a version; its rows follow those of the segments before it."""
 
     folder: Name  # that of the version that wrote it, beside the folder of this version
-    sha256: str  # of its `segment.json` or, in the folder of a build, of `manifest.json`
+    # Of its `segment.pack` or `segment.json` or, in the folder of a build, of `manifest.json`.
+    sha256: str
     count: int = Field(gt=0)  # rows
     deleted: int = Field(0, ge=0)  # those of them that the version has no more
 
@@ -184,7 +209,7 @@ class IndexManifest(FrozenModel):
     count: int = Field(gt=0)
     filter_fields: dict[str, Annotated[int, Field(ge=0)]]
     files: dict[Name, FileRecord]
-    components: dict[str, Component] = Field(default_factory=dict)
+    components: Components = Field(default_factory=dict)
     thresholds: dict[str, float] = Field(default_factory=dict)
     fusion: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     corpus: CorpusRecord
@@ -195,14 +220,6 @@ class IndexManifest(FrozenModel):
     libraries: dict[str, str]
     chunking: Chunking | None = None
     segments: tuple[SegmentEntry, ...] = ()
-
-    @model_validator(mode="after")
-    def _check_names_of_components(self) -> Self:
-        for component, part in self.components.items():
-            folder = f"{component}/" if component in COMPONENTS else f"({NAME}/)*"
-            if wrong := [name for name in part.files if not re.fullmatch(folder + NAME, name)]:
-                raise ValueError(f"components: '{wrong[0][:64]}' is not a file of {component[:64]}")
-        return self
 
     @property
     def identity(self) -> str:
@@ -221,10 +238,7 @@ class IndexManifest(FrozenModel):
 
         If the version was written, these are its own files without those of its segments.
         """
-        records: dict[str, FileRecord] = dict(self.files)
-        for name in self.components.keys() & set(COMPONENTS):
-            records |= {} if self.segments else self.components[name].files
-        return records
+        return dict(self.files) | ({} if self.segments else _files(self.components))
 
 
 # Fields of a manifest that a version that was written has of its own.

@@ -4,11 +4,15 @@ The kernel can evict the mapped pages of the arrays from memory. Their files are
 process ends, even if it is killed; a temporary folder at the latest when the next one is made.
 """
 
+import atexit
 import errno
 import os
+import shutil
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, flock
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile, gettempdir, mkdtemp
 from typing import IO, Any
@@ -19,6 +23,8 @@ from numpy.typing import DTypeLike, NDArray
 from core.files import remove_folder
 
 _PREFIX = "care-tmp-"
+# Where small files are kept in memory, and the room that must be left there [bytes].
+_MEMORY, _ROOM = Path("/dev/shm"), 16 << 20
 
 
 class Scratch:
@@ -95,6 +101,23 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
             yield folder
         finally:
             remove_folder(folder)
+
+
+class MemoryFolder:
+    """An empty folder in memory or, where none has room, on disk; removed with this object."""
+
+    def __init__(self) -> None:
+        in_memory = os.access(_MEMORY, os.W_OK | os.X_OK)
+        in_memory = in_memory and shutil.disk_usage(_MEMORY).free > _ROOM
+        self.path = Path(mkdtemp(dir=_folder_of_process(_MEMORY if in_memory else None)))
+        weakref.finalize(self, remove_folder, self.path)
+
+
+@cache
+def _folder_of_process(parent: Path | None) -> Path:
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(temporary_folder(parent))
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 <root>/<name>/CURRENT                    id of the active version
 <root>/<name>/<version>/manifest.json    folders without it are not versions
 <root>/<name>/<version>/manifest.sha256  its checksum, as sha256sum writes it
-<root>/<name>/<version>/segment.json     facts of the segment that a write has added, if it has
+<root>/<name>/<version>/segment.json     facts of the segment that a write has added, if it has; or
+<root>/<name>/<version>/segment.pack     these and its files as one, if it is small
 
 A build writes all documents as one segment, into the folder of its version. A write adds one with
 its new documents, in the folder of the new version, whose manifest names all segments; each lies in
@@ -22,8 +23,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,20 +32,19 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from core.errors import CareError, IndexVersionError
-from core.files import atomic, read_small, sha256_file, sync, write_text
+from core.files import atomic, read_small, sync, write_text
 from core.manifest import (
     NAME,
     OF_VERSION,
     OLDEST_SCHEMA_VERSION,
     SCHEMA_VERSION,
     SEGMENT_FILE,
-    VECTORS_FILE,
-    FileRecord,
     IndexManifest,
     SegmentEntry,
     SegmentFacts,
     upgrade_manifest,
 )
+from core.packs import PACK_FILE, read_facts
 from core.records import parse_json
 
 MANIFEST = "manifest.json"
@@ -54,10 +53,8 @@ CHECKSUM = "manifest.sha256"
 _CURRENT = "CURRENT"
 # More than `CURRENT` and a checksum take [bytes].
 _LINE_BYTES = 1 << 12
-# Files that every version has, apart from its vectors.
-_FILES = ("documents.arrow", "filters.arrow")
 # Errors of a full disk, of too many open files, of too little memory.
-_OF_THE_MACHINE = {
+OF_THE_MACHINE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
 }
@@ -193,7 +190,7 @@ class IndexFolder:
             IndexVersionError: If the version does not exist.
         """
         self.check(version)
-        with atomic(self.path / _CURRENT) as temporary:
+        with atomic(self.path / _CURRENT, flushed=True) as temporary:
             temporary.write_text(version + "\n", encoding="utf-8")
             sync(temporary)
             yield
@@ -249,7 +246,9 @@ def write_new_manifest(folder: Path, manifest: IndexManifest) -> None:
 
 def manifest_text(manifest: IndexManifest) -> str:
     """Returns the content of the file of a manifest."""
-    return manifest.model_dump_json(indent=2, include=OF_VERSION if manifest.segments else None)
+    if manifest.segments:  # one for each write
+        return manifest.model_dump_json(include=OF_VERSION)
+    return manifest.model_dump_json(indent=2)
 
 
 def has_checksum(folder: Path) -> bool:
@@ -295,43 +294,66 @@ class Part:
 
     Attributes:
         key: The name of its folder and its checksum: segments with equal keys are the same.
-        folder: The folder with its files.
+        path: The file in its folder that has what is known of it; or all of it, if it is a pack.
         manifest: What is known of it; of one that was written into the index, without canaries.
     """
 
     key: str
-    folder: Path
+    path: Path
     manifest: IndexManifest
 
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
 
-def read_parts(folder: Path, manifest: IndexManifest) -> list[Part]:
+    @property
+    def is_packed(self) -> bool:
+        return self.path.name == PACK_FILE
+
+    def pack(self) -> bytes:
+        """Returns the content of its pack; IndexVersionError if it is damaged."""
+        return _read_segment(self.folder, self.key.split()[1])[1]
+
+
+def read_parts(folder: Path, manifest: IndexManifest, known: Iterable[Part] = ()) -> list[Part]:
     """Reads what is known of each segment of the version in a folder, in the order of its rows.
+
+    Those that are `known`, of other versions of the index, are not read again.
 
     Raises:
         IndexVersionError: If a segment is missing or invalid, or differs from its checksum.
     """
     if not manifest.segments:
         checksum = hashlib.sha256(_read(folder, MANIFEST)).hexdigest()
-        return [Part(f"{folder.name} {checksum}", folder, manifest)]
-    base, parts = None, []
+        return [Part(f"{folder.name} {checksum}", folder / MANIFEST, manifest)]
+    by_key = {part.key: part for part in known}
+    parts: list[Part] = []
     for entry in manifest.segments:
-        own = folder.parent / entry.folder
-        path, content = _read_segment(own, entry)
-        if base is None:
-            known = base = _parse_manifest(path, content)
-        else:
-            known = _parse_segment(path, content, base)
-        if known.count != entry.count:
-            reason = f"has {known.count} rows instead of {entry.count}: build the index again"
-            raise IndexVersionError.at(path, reason, "invalid_manifest", field="count")
-        parts.append(Part(f"{entry.folder} {entry.sha256}", own, known))
+        key = f"{entry.folder} {entry.sha256}"
+        if (part := by_key.get(key)) is None:
+            path, content = _read_segment(folder.parent / entry.folder, entry.sha256)
+            if not parts:
+                found = _parse_manifest(path, content)
+            else:
+                found = _parse_segment(path, content, parts[0].manifest)
+            part = Part(key, path, found)
+        if part.manifest.count != entry.count:
+            reason = f"has {part.manifest.count} rows instead of {entry.count}: build the index "
+            reason += "again"
+            raise IndexVersionError.at(part.path, reason, "invalid_manifest", field="count")
+        parts.append(part)
     return parts
 
 
-def _read_segment(folder: Path, entry: SegmentEntry) -> tuple[Path, bytes]:
-    """Returns the file with the facts of a segment, and its content."""
+def has_segment(folder: Path) -> bool:
+    """Returns whether the folder of a version has a segment that a write has added."""
+    return any((folder / name).exists() for name in (PACK_FILE, SEGMENT_FILE))
+
+
+def _read_segment(folder: Path, checksum: str) -> tuple[Path, bytes]:
+    """Returns the file with the facts of the segment in a folder, and its content."""
     # A manifest is renamed when its version is pruned and its segment is still needed.
-    for name in (SEGMENT_FILE, MANIFEST, SEGMENT_FILE):
+    for name in (PACK_FILE, SEGMENT_FILE, MANIFEST, SEGMENT_FILE):
         path = folder / name
         try:
             content = _read(folder, name)
@@ -340,7 +362,7 @@ def _read_segment(folder: Path, entry: SegmentEntry) -> tuple[Path, bytes]:
         except OSError as error:
             reason = f"cannot be read ({error.strerror}): check the disk, or build the index again"
             raise IndexVersionError.at(path, reason, "unreadable_file") from error
-        if hashlib.sha256(content).hexdigest() == entry.sha256:
+        if hashlib.sha256(content).hexdigest() == checksum:
             return path, content
         reason = "differs from its checksum in the manifest: build the index again"
         raise IndexVersionError.at(path, reason, "wrong_checksum")
@@ -349,6 +371,8 @@ def _read_segment(folder: Path, entry: SegmentEntry) -> tuple[Path, bytes]:
 
 
 def _parse_segment(path: Path, content: bytes, base: IndexManifest) -> IndexManifest:
+    if path.name == PACK_FILE:
+        content = read_facts(path, content)
     try:
         facts = SegmentFacts.model_validate_json(content)
     except ValidationError as error:
@@ -377,7 +401,7 @@ def _with_base(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
     if not content.get("segments"):
         return content
     entry = SegmentEntry.model_validate(content["segments"][0])
-    path, text = _read_segment(folder.parent / entry.folder, entry)
+    path, text = _read_segment(folder.parent / entry.folder, entry.sha256)
     base: dict[str, Any] = parse_json(text)
     if base["schema_version"] != SCHEMA_VERSION:
         base = upgrade_manifest(base)
@@ -431,7 +455,7 @@ def _read(folder: Path, name: str) -> bytes:
     """Returns a small file of a version; IndexVersionError if the file or folder is a link."""
     for path in (folder, folder / name):
         if path.is_symlink():
-            raise _linked(path)
+            raise linked(path)
     return read_small(folder / name, links=False)
 
 
@@ -439,7 +463,8 @@ def _checksum_line(manifest: bytes) -> str:
     return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n"
 
 
-def _linked(path: Path) -> IndexVersionError:
+def linked(path: Path) -> IndexVersionError:
+    """Returns the error for a link or a special file where a file or folder of a version is."""
     reason = "is a link or a special file: copy the file or folder itself to this place"
     return IndexVersionError.at(path, reason, "linked_file")
 
@@ -447,56 +472,6 @@ def _linked(path: Path) -> IndexVersionError:
 def schema_of(folder: Path) -> int:
     """Returns the schema version of the manifest file of a valid version."""
     return int(parse_json(_read(folder, MANIFEST))["schema_version"])
-
-
-def verify_files(folder: Path, manifest: IndexManifest, known: Collection[str] = ()) -> None:
-    """Compares the files of a version with the sizes and checksums of the manifest.
-
-    Those of the segments with the keys `known` are not compared again.
-
-    Raises:
-        IndexVersionError: If a file is missing, truncated, modified, cannot be read or is not in
-            the manifest although it is needed, or if a folder or anything in it is a link.
-    """
-    new = [part for part in read_parts(folder, manifest) if part.key not in known]
-    for part in new:
-        records = part.manifest.all_files
-        for name in (*_FILES, *((VECTORS_FILE,) if manifest.store == "faiss" else ())):
-            if name not in records:
-                reason = f"does not list {name}: build the index again"
-                raise IndexVersionError.at(part.folder / MANIFEST, reason, "file_missing")
-    for own in {folder, *(part.folder for part in new)}:
-        for path in (own, *own.rglob("*")):
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                raise _linked(path)
-    files = {folder / name: record for name, record in manifest.all_files.items()}
-    for part in new:
-        files |= {part.folder / name: one for name, one in part.manifest.all_files.items()}
-    _compare(files)
-
-
-def _compare(files: dict[Path, FileRecord]) -> None:
-    """Compares files with their sizes and checksums."""
-    for path, record in files.items():
-        if not path.is_file():
-            reason = "is missing: build the index again"
-            raise IndexVersionError.at(path, reason, "file_missing")
-        if (size := path.stat().st_size) != record.bytes:
-            reason = f"has {size} bytes instead of {record.bytes}: build the index again"
-            raise IndexVersionError.at(path, reason, "wrong_size")
-    with ThreadPoolExecutor() as pool:
-        sums = {path: pool.submit(sha256_file, path) for path in files}
-    for path, record in files.items():
-        try:
-            found = sums[path].result()
-        except OSError as error:
-            if error.errno in _OF_THE_MACHINE:
-                raise
-            reason = f"cannot be read ({error.strerror}): check the disk, or build the index again"
-            raise IndexVersionError.at(path, reason, "unreadable_file") from error
-        if found != record.sha256:
-            reason = "differs from its checksum in the manifest: build the index again"
-            raise IndexVersionError.at(path, reason, "wrong_checksum")
 
 
 @contextmanager
@@ -512,7 +487,7 @@ def opening(folder: Path) -> Iterator[None]:
     except CareError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
             raise
         fault = (isinstance(error, OSError) and error.strerror) or type(error).__name__
         reason = f"cannot be opened ({fault}): activate another version, or build the index again"

@@ -23,7 +23,8 @@ from core.errors import CareError, IndexVersionError
 from core.files import remove_folder, remove_temporary, sync, sync_folder, writing_in
 from core.locks import LOCK, LockHolder, exclusive, lock_holder
 from core.manifest import IndexManifest
-from core.versions import IndexFolder, opening, read_manifest, verify_files, write_manifest
+from core.verification import verify_files
+from core.versions import IndexFolder, opening, read_manifest, write_manifest
 from stores.registry import FAISS_ONLY, VectorStores
 from stores.segment import open_segments
 

@@ -20,7 +20,7 @@ from core.types import Document, FloatArray, RowArray
 from core.versions import IndexFolder, Part, opening, read_manifest, read_parts
 from stores.lexical import is_current
 from stores.registry import FAISS_ONLY, VectorStores
-from stores.segment import Segment, open_segment, read_deleted
+from stores.segment import Segment, open_segment, parts_of, read_deleted
 from stores.segments import JoinedDocuments, JoinedFilters, JoinedVectors, RowMap
 
 # Index types that store the vectors themselves, by row.
@@ -61,11 +61,10 @@ class IndexState:
         known, folder = known or {}, index.version(version)
         with opening(folder):
             manifest = read_manifest(folder)
-            parts = read_parts(folder, manifest)
+            parts = read_parts(folder, manifest, parts_of(known))
             store = stores.for_version(parts[0].folder)
             opened = {
-                part.key: known.get(part.key)
-                or open_segment(part.folder, part.manifest, store, full_text=False)
+                part.key: known.get(part.key) or open_segment(part, store, full_text=False)
                 for part in parts
             }
             return cls(manifest, parts, opened, read_deleted(folder, manifest))

@@ -18,6 +18,7 @@ from core.versions import (
     MANIFEST,
     IndexFolder,
     has_checksum,
+    has_segment,
     read_manifest,
     schema_of,
     write_manifest,
@@ -163,7 +164,7 @@ def retire(index: IndexWriter, versions: Iterable[str], needed: Collection[str])
             hide(folder)
             continue
         manifest = folder / MANIFEST
-        if (folder / SEGMENT_FILE).exists():
+        if has_segment(folder):
             manifest.unlink()
         else:
             manifest.rename(folder / SEGMENT_FILE)
@@ -226,7 +227,7 @@ def migrate(index: IndexWriter) -> list[str]:
                 parent = manifest.parent or (before if old_schema else None)
                 known = {"parent": parent, "number": numbers[version]}
                 remove_temporary(folder)
-                if version in needed and not (folder / SEGMENT_FILE).exists():
+                if version in needed and not has_segment(folder):
                     # Others name it with the checksum of the manifest as it was.
                     write_text(folder / SEGMENT_FILE, (folder / MANIFEST).read_text("utf-8"))
                 write_manifest(folder, manifest.model_copy(update=known))

@@ -14,14 +14,15 @@ from core.errors import EmbeddingSpaceError
 from core.manifest import IndexManifest
 from core.text import document_text
 from core.types import Mode, RowArray
-from core.versions import IndexFolder, opening, read_manifest, verify_files, with_version
+from core.verification import verify_files
+from core.versions import IndexFolder, opening, read_manifest, with_version
 from search.answerable import Judges, suitable
 from search.rerank import LateReranker
 from search.version_files import VersionFiles
 from stores.base import ScoredRows, VectorStore
 from stores.faiss.store import FaissStore
 from stores.order import ordered
-from stores.segment import Segment, Segments, open_segments
+from stores.segment import Segment, Segments, open_segments, parts_of
 from stores.token_vectors import TokenVectors
 
 
@@ -130,12 +131,13 @@ def open_version(
         manifest = read_manifest(folder)
         files = VersionFiles.of(folder, manifest)
     known = old.segments.opened if old and not old.files.changed_in_place() else {}
+    parts = parts_of(known)
     if known and old and old.manifest.canaries == manifest.canaries:
         canaries = 0
     for each in (encoder, *others):
         check_space(manifest, each.spec)
     with ThreadPoolExecutor(1) as pool:
-        verification = None if verified else pool.submit(verify_files, folder, manifest, known)
+        verification = None if verified else pool.submit(verify_files, folder, manifest, parts)
         try:
             for each in (encoder, *others):
                 if canaries != 0:

@@ -195,8 +195,8 @@ class Settings(BaseSettings):
     keep_alive_seconds: float = Field(75.0, gt=0)
     """Longest time that a connection waits for its next request [s]."""
     cache_entries: AtLeast0 = 10_000
-    """Queries whose results are cached in memory, fewer if their documents take more than 64 MiB; 0
-    disables this cache."""
+    """Queries whose results are cached in memory, fewer if their documents take more than 64 MiB,
+    and as many vectors of queries; 0 disables both caches."""
     redis_url: SecretStr | None = None
     """Address of a Redis that replicas share as a cache and for rate limits: redis://…"""
     redis_timeout_ms: AtLeast1 = 20

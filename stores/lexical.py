@@ -7,10 +7,7 @@ together, as if they had been written as one.
 
 import json
 import math
-import os
-import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, chain
@@ -25,11 +22,11 @@ from pyroaring import BitMap
 from core.analysis import terms
 from core.documents import DocumentReader
 from core.errors import CareError, IndexVersionError
-from core.files import sha256_file, write_text
+from core.files import sha256_file
 from core.filters import FilterReader, Selection
 from core.manifest import FULL_TEXT, Component, FileRecord, IndexManifest
 from core.progress import progress_bar
-from core.scratch import temporary_folder
+from core.scratch import MemoryFolder
 from core.terms import TermList
 from core.text import document_text
 from core.types import Check, RowArray, no_check
@@ -64,8 +61,6 @@ _DELETED = 16
 # With more hashes than this, a requirement of a filter may be left to the rows of the hits: Tantivy
 # takes 5 µs for each, as long as for a few hits.
 _MANY_HASHES = 1024
-# Where links to files are made, if it exists: on a disk each waits for what others write to it.
-_IN_MEMORY = Path("/dev/shm")
 # Memory of the writer before it starts another segment [bytes].
 _HEAP = 128 << 20
 
@@ -133,7 +128,7 @@ def _rename_segments(target: Path) -> None:
     for old, new in _renumber(content, 1).items():
         for path in target.glob(f"{old}.*"):
             path.rename(path.with_name(new + path.suffix))
-    write_text(meta, json.dumps(content))
+    meta.write_text(json.dumps(content))
 
 
 def _renumber(content: dict[str, Any], number: int) -> dict[str, str]:
@@ -212,17 +207,15 @@ class LexicalIndex:
         self._term_list = term_list
         self._deleted = deleted or BitMap()
         # Tantivy creates a lock file beside the files that it maps, and a version is immutable and
-        # may be on a read-only disk. So it opens links to the files.
-        temporary = ExitStack()
-        weakref.finalize(self, temporary.close)
-        in_memory = os.access(_IN_MEMORY, os.W_OK | os.X_OK)
-        links = temporary.enter_context(temporary_folder(_IN_MEMORY if in_memory else None))
-        segments = _link(parts, links)
+        # may be on a read-only disk. So it opens links to the files: in memory, because on a disk
+        # each waits for what others write to it.
+        self._links = MemoryFolder()
+        segments = _link(parts, self._links.path)
         firsts = accumulate((part.count for part in parts), initial=0)
         # The first row of the part of each of Tantivy's segments, int64 [segments].
         self._firsts = np.repeat(list(firsts)[:-1], segments)
         try:
-            index = tantivy.Index.open(str(links))
+            index = tantivy.Index.open(str(self._links.path))
             index.config_reader(reload_policy="manual")
             self._searcher = index.searcher()
         except ValueError as error:

@@ -11,6 +11,8 @@ from core.documents import DocumentReader
 from core.errors import IndexVersionError
 from core.filters import FilterReader
 from core.manifest import DELETED_FILE, FULL_TEXT, IndexManifest
+from core.packs import unpack
+from core.scratch import MemoryFolder
 from core.types import CountedValue
 from core.versions import Part, read_parts
 from stores.base import Vectors, VectorStore
@@ -29,13 +31,22 @@ from stores.token_vectors import TokenVectors, open_token_vectors
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The open, immutable files of some documents; row i is the same document in all of them."""
+    """The open, immutable files of some documents; row i is the same document in all of them.
+
+    Attributes:
+        part: What is known of them; None if they are of several segments.
+        folder: Has the files, if they are of one segment.
+        unpacked: Keeps the folder, if the files were unpacked.
+    """
 
     documents: DocumentReader
     filters: FilterReader
     vectors: Vectors
     full_text: LexicalIndex | None
     tokens: TokenVectors | None
+    part: Part | None = None
+    folder: Path = Path()
+    unpacked: MemoryFolder | None = None
 
     @property
     def count(self) -> int:
@@ -75,21 +86,19 @@ def open_segments(
         IndexVersionError: If a file cannot be read, or the files do not match the manifest.
     """
     known = known or {}
-    parts = read_parts(folder, manifest)
+    parts = read_parts(folder, manifest, parts_of(known))
     deleted = read_deleted(folder, manifest)
     if len(parts) == 1 and not deleted:
         only = parts[0]
         opened = known.get(only.key)
         if opened is None or (opened.full_text is None and FULL_TEXT in only.manifest.components):
-            opened = open_segment(only.folder, only.manifest, store)
+            opened = open_segment(only, store)
         return Segments(opened, parts, {only.key: opened})
     files = FaissStore()  # for the base alone a GPU has room
     each = {}
     for at, part in enumerate(parts):
         own = known.get(part.key)
-        each[part.key] = own or open_segment(
-            part.folder, part.manifest, files if at else store, full_text=False
-        )
+        each[part.key] = own or open_segment(part, files if at else store, full_text=False)
     open_parts = list(each.values())
     rows = RowMap([one.count for one in open_parts], deleted)
     tokens = [one.tokens for one in open_parts if one.tokens]
@@ -97,19 +106,26 @@ def open_segments(
         JoinedDocuments([one.documents for one in open_parts], rows),
         JoinedFilters([one.filters for one in open_parts], manifest.filter_fields, rows),
         JoinedVectors([one.vectors for one in open_parts], rows),
-        _open_full_text(parts, deleted),
+        _open_full_text(parts, open_parts, deleted),
         JoinedTokens(tokens, rows) if len(tokens) == len(parts) else None,
     )
     return Segments(joined, parts, each)
 
 
-def _open_full_text(parts: Sequence[Part], deleted: BitMap) -> LexicalIndex | None:
+def parts_of(segments: Mapping[str, Segment]) -> list[Part]:
+    """Returns what is known of each of some open segments."""
+    return [one.part for one in segments.values() if one.part]
+
+
+def _open_full_text(
+    parts: Sequence[Part], opened: Sequence[Segment], deleted: BitMap
+) -> LexicalIndex | None:
     base = parts[0]
     if FULL_TEXT not in base.manifest.components:
         return None
     texts = [
-        TextPart(part.folder, part.manifest.components[FULL_TEXT], part.manifest.count)
-        for part in parts
+        TextPart(one.folder, part.manifest.components[FULL_TEXT], part.manifest.count)
+        for part, one in zip(parts, opened, strict=True)
     ]
     return open_full_text(base.folder, base.manifest, texts, deleted)
 
@@ -131,10 +147,8 @@ def read_deleted(folder: Path, manifest: IndexManifest) -> BitMap:
     return deleted
 
 
-def open_segment(
-    folder: Path, manifest: IndexManifest, store: VectorStore, *, full_text: bool = True
-) -> Segment:
-    """Opens the files of one segment, which are in a folder.
+def open_segment(part: Part, store: VectorStore, *, full_text: bool = True) -> Segment:
+    """Opens the files of one segment, which are unpacked first if they are packed.
 
     Args:
         full_text: Whether to open the full text too.
@@ -142,6 +156,11 @@ def open_segment(
     Raises:
         IndexVersionError: If a file cannot be read, or the files do not match the manifest.
     """
+    folder, manifest, unpacked = part.folder, part.manifest, None
+    if part.is_packed:
+        unpacked = MemoryFolder()
+        folder = unpacked.path
+        unpack(part.path, part.pack(), manifest.all_files, folder)
     reader = DocumentReader(folder / documents.FILE_NAME)
     if len(reader) != manifest.count:
         found = f"contains {len(reader)} documents; the manifest counts {manifest.count}"
@@ -155,4 +174,4 @@ def open_segment(
     tokens = open_token_vectors(folder, manifest)
     # Last, because a GPU may have to give up the vectors of the version that is served.
     vectors = store.open(folder, manifest)
-    return Segment(reader, values, vectors, text, tokens)
+    return Segment(reader, values, vectors, text, tokens, part, folder, unpacked)

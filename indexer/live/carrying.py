@@ -141,6 +141,6 @@ def _as_segment(index: IndexWriter, manifest: IndexManifest, folder: Path) -> In
     folder.rename(target)
     sync(index.path)
     checksum = sha256_file(target / SEGMENT_FILE)
-    opened = open_segment(target, manifest, index.stores.get("faiss"), full_text=False)
-    part = Part(f"{target.name} {checksum}", target, manifest)
+    part = Part(f"{target.name} {checksum}", target / SEGMENT_FILE, manifest)
+    opened = open_segment(part, index.stores.get("faiss"), full_text=False)
     return IndexState(manifest, [part], {part.key: opened}, BitMap())

@@ -92,7 +92,7 @@ def join(index: IndexWriter, state: IndexState, places: Sequence[int]) -> Joined
         sync_folder(folder)
         folder.rename(index.version(version))
         sync(index.path)
-    entry = SegmentEntry(folder=version, sha256=segment.sha256, count=segment.facts.count)
+    entry = SegmentEntry(folder=version, sha256=segment.sha256, count=segment.count)
     return Joined(sources, entry, segment)
 
 

@@ -1,10 +1,10 @@
 """Writes a segment: the files of some new documents, in the hidden folder of a new version."""
 
-import os
-import shutil
+import hashlib
+import re
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -24,17 +24,16 @@ from core.manifest import (
     IndexManifest,
     SegmentFacts,
 )
-from core.scratch import temporary_folder
+from core.packs import MOST_ROWS, PACK_FILE, write_pack
+from core.scratch import MemoryFolder
 from core.types import Document, FloatArray
-from core.versions import segment_manifest
+from core.versions import Part, segment_manifest
 from stores.faiss.store import FaissStore, write_flat
 from stores.lexical import write_full_text
 from stores.segment import Segment, open_segment
 from stores.token_vectors import token_vector_spec, write_token_vectors
 
-# Tantivy flushes its files to disk one by one, some twice. Those of fewer rows than this are
-# written to memory first.
-_IN_MEMORY, _MEMORY = 4096, Path("/dev/shm")
+_CHECKSUM = re.compile(r'"sha256":"[0-9a-f]+"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +41,12 @@ class NewSegment:
     """A segment that was written and verified.
 
     Attributes:
-        facts: What `segment.json` has.
-        sha256: The checksum of that file.
+        count: Number of its rows.
+        sha256: The checksum by which versions name it.
         opened: Its open files, without the full text.
     """
 
-    facts: SegmentFacts
+    count: int
     sha256: str
     opened: Segment
 
@@ -55,10 +54,17 @@ class NewSegment:
     def of(
         cls, folder: Path, version: str, written: tuple[SegmentFacts, str], base: IndexManifest
     ) -> "NewSegment":
-        """Opens what `write_segment` wrote; IndexVersionError if a file is not as it should be."""
-        known = segment_manifest(version, written[0], base)
-        opened = open_segment(folder, known, FaissStore())
-        return cls(*written, replace(opened, full_text=None))
+        """Opens what `write_segment` wrote in the hidden folder of a version.
+
+        IndexVersionError if a file is not as it should be.
+        """
+        facts, sha256 = written
+        name = PACK_FILE if facts.count <= MOST_ROWS else SEGMENT_FILE
+        known = segment_manifest(version, facts, base)
+        part = Part(f"{version} {sha256}", folder / name, known)
+        opened = open_segment(part, FaissStore())
+        part = replace(part, path=folder.with_name(version) / name)
+        return cls(facts.count, sha256, replace(opened, full_text=None, part=part))
 
 
 def write_segment(
@@ -80,11 +86,38 @@ def write_segment(
         tokens: Their token vectors, uint8 [tokens, bytes] each, if the version has any.
 
     Returns:
-        The facts of the segment, and the checksum of the file that has them.
+        The facts of the segment, and the checksum of the file that has them: `segment.json` or, of
+        a small segment, a pack.
 
     Raises:
         CareError: If a file cannot be written.
     """
+    rows = iter(rows)
+    first = list(islice(rows, MOST_ROWS + 1))
+    if len(first) > MOST_ROWS:
+        new = chain(first, rows), vectors, tokens
+        facts = _write_files(folder, base, *new, progress=progress)
+        path = folder / SEGMENT_FILE
+        path.write_text(facts.model_dump_json(indent=2), encoding="utf-8")
+        return facts, sha256_file(path)
+    files = MemoryFolder()  # Tantivy flushes each of its files, some twice
+    facts = _write_files(files.path, base, first, vectors, tokens, progress=progress)
+    packed = (files.path / name for name in facts.all_files)
+    line = _CHECKSUM.sub('"sha256":""', facts.model_dump_json())  # the pack has one of all
+    content = write_pack(folder / PACK_FILE, line.encode(), packed)
+    return facts, hashlib.sha256(content).hexdigest()
+
+
+def _write_files(
+    folder: Path,
+    base: IndexManifest,
+    rows: Iterable[Document],
+    vectors: Iterable[FloatArray],
+    tokens: Iterable[NDArray[np.uint8]] | None,
+    *,
+    progress: bool,
+) -> SegmentFacts:
+    """Writes the files of documents; see `write_segment`."""
     count = 0
     with (
         FilterWriter(folder / filters.FILE_NAME) as by_value,
@@ -97,12 +130,14 @@ def write_segment(
     write_flat(vectors, base.encoder.dimension, folder / VECTORS_FILE)
     components: dict[str, Component] = {}
     if FULL_TEXT in base.components:
-        components[FULL_TEXT] = _write_full_text(folder, fields, count, progress=progress)
+        reader = DocumentReader(folder / documents.FILE_NAME)
+        values = FilterReader(folder / filters.FILE_NAME, fields, count)
+        components[FULL_TEXT] = write_full_text(folder, reader, values, progress=progress)
     spec = token_vector_spec(base)
     if spec and tokens is not None:
         components[TOKENS] = write_token_vectors(folder, tokens, spec)
     names = (documents.FILE_NAME, filters.FILE_NAME, VECTORS_FILE)
-    facts = SegmentFacts(
+    return SegmentFacts(
         factory="Flat",
         search_parameters={},
         count=count,
@@ -110,32 +145,8 @@ def write_segment(
         files={name: file_record(folder / name) for name in names},
         components=components,
     )
-    path = folder / SEGMENT_FILE
-    path.write_text(facts.model_dump_json(indent=2), encoding="utf-8")
-    return facts, sha256_file(path)
 
 
 def file_record(path: Path) -> FileRecord:
     """Returns size and checksum of a file, whose pages are still in memory."""
     return FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
-
-
-def _write_full_text(
-    folder: Path, fields: dict[str, int], count: int, *, progress: bool
-) -> Component:
-    reader = DocumentReader(folder / documents.FILE_NAME)
-    values = FilterReader(folder / filters.FILE_NAME, fields, count)
-    if count > _IN_MEMORY or not os.access(_MEMORY, os.W_OK):
-        return write_full_text(folder, reader, values, progress=progress)
-    stack = ExitStack()
-    scratch = stack.enter_context(temporary_folder(_MEMORY))
-    try:
-        component = write_full_text(scratch, reader, values, progress=progress)
-        (folder / FULL_TEXT).mkdir()
-        for name in component.files:
-            shutil.copyfile(scratch / name, folder / name)
-    finally:
-        # A thread of Tantivy can still write a hidden file: the next writer removes the folder.
-        with suppress(OSError):
-            stack.close()
-    return component

@@ -96,7 +96,7 @@ def compose(state: IndexState, version: str, changed: Changed) -> tuple[IndexMan
     fields: dict[str, int] = dict(state.manifest.filter_fields)
     more = list(changed.carried)
     if new := changed.segment:
-        entry = SegmentEntry(folder=version, sha256=new.sha256, count=new.facts.count)
+        entry = SegmentEntry(folder=version, sha256=new.sha256, count=new.count)
         more.append(Carried(entry, new.opened, BitMap()))
     for one in more:
         for field, count in one.opened.filters.count_new(layout.filters).items():

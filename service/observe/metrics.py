@@ -21,7 +21,7 @@ _OTHERS = "(others)"  # no name of an index
 UNMATCHED = "unmatched"  # the label of all paths without a route: values must be bounded
 ABANDONED = "499"  # the status of a request whose client disconnected before the response
 
-Tier = Literal["memory", "in_flight", "redis"]
+Tier = Literal["memory", "in_flight", "redis", "vectors"]
 Rejection = Literal["key", "queue", "answers", "rate", "connections", "deadline", "departed"]
 RedisError = Literal["timeout", "connection", "response", "value"]
 CHANGES = ("added", "replaced", "deleted", "unchanged", "missing", "rejected")

@@ -1,17 +1,19 @@
-"""The cache in memory, and the keys of queries in both caches."""
+"""The caches in memory of results and of vectors, and the keys of queries."""
 
 import hashlib
 import json
 import math
+import secrets
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from threading import Lock
 
 import numpy as np
 
 from core.encoders import EncoderSpec, Pair
-from core.types import Conjunction, Query
+from core.types import Conjunction, FloatArray, Query
 from search.hits import CacheEntry
 
 _QUERY_FIELDS = [field.name for field in fields(Query)]
@@ -77,6 +79,41 @@ class _Entry:
     rows: CacheEntry
     include: tuple[str, ...] = ()
     json: bytes | None = None
+
+
+class VectorCache:
+    """LRU cache of at most `entries` query vectors, by their texts; thread-safe.
+
+    They depend on the encoder alone, so they outlive the version of an index. Its keys are hashes
+    with a secret of its own.
+    """
+
+    def __init__(self, entries: int) -> None:
+        self._entries = entries
+        self._secret = secrets.token_bytes()
+        self._found: OrderedDict[bytes, FloatArray] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, text: str) -> FloatArray | None:
+        """Returns the vector of a text, float32 [dimension], if it is known."""
+        key = self._key(text)
+        with self._lock:
+            vector = self._found.get(key)
+            if vector is not None:
+                self._found.move_to_end(key)
+            return vector
+
+    def put(self, text: str, vector: FloatArray) -> None:
+        """Stores a copy of the vector of a text, float32 [dimension]."""
+        key = self._key(text)
+        with self._lock:
+            self._found[key] = vector.copy()
+            self._found.move_to_end(key)
+            if len(self._found) > self._entries:
+                self._found.popitem(last=False)
+
+    def _key(self, text: str) -> bytes:
+        return hashlib.blake2b(text.encode(), key=self._secret, digest_size=16).digest()
 
 
 class MemoryCache:

@@ -15,6 +15,7 @@ from service.errors import RequestError
 from service.limits import Client, Limits, Shares, Usages
 from service.observe.metrics import Metrics
 from service.pipeline.batcher import Batcher
+from service.pipeline.cache import VectorCache
 from service.pipeline.fairness import FairExecutor
 from service.pipeline.flights import Flight
 from service.settings import Settings
@@ -73,6 +74,7 @@ class Pipeline:
         self._metrics = metrics
         self._keep = keep
         self._reranker = reranker
+        self._vectors = VectorCache(limits.cache_entries)
         self._open: dict[bytes, Flight] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._queries = 0
@@ -232,14 +234,31 @@ class Pipeline:
         self._start(flights, self._batcher, first=urgent)
 
     def _start(self, flights: Sequence[Flight], batcher: Batcher, *, first: bool = False) -> None:
-        """Starts the full-text search of each flight, and queues it for encoding."""
+        """Starts the full-text search of each flight, and queues it for encoding.
+
+        One whose vector is known is searched at once, unless it is to test the encoder.
+        """
+        unknown = []
         for flight in flights:
             task = flight.task
             if task and task.query.mode == "hybrid":
                 task.lexical = self._in_turn.submit(flight.client, task.search_lexical)
-            if not flight.needs_vector:
-                self._in_turn.submit(flight.client, partial(self._finish, [flight], [None]))
-        batcher.submit([flight for flight in flights if flight.needs_vector], first=first)
+            vector = None
+            if flight.needs_vector and not first:
+                vector = self._known_vector(flight)
+            if flight.needs_vector and vector is None:
+                unknown.append(flight)
+            else:
+                self._in_turn.submit(flight.client, partial(self._finish, [flight], [vector]))
+        batcher.submit(unknown, first=first)
+
+    def _known_vector(self, flight: Flight) -> FloatArray | None:
+        """Returns the vector of a flight's query, if nothing else of its encoding is wanted."""
+        if not flight.key or flight.overflow or flight.with_tokens:
+            return None
+        vector = self._vectors.get(flight.text)
+        self._metrics.looked_up("vectors", vector is not None, vector is None)
+        return vector
 
     def _cost(self, text: str) -> int:
         """Returns the most tokens that a text can have.
@@ -306,7 +325,11 @@ class Pipeline:
         """Passes a batch on to search threads; called in an encoding thread."""
         if isinstance(vectors, Exception):
             self._finish(flights, [vectors] * len(flights))
-        elif not self._parts:
+            return
+        for flight, vector in zip(flights, vectors, strict=True):
+            if flight.key and not flight.overflow:
+                self._vectors.put(flight.text, vector)
+        if not self._parts:
             self._finish(flights, vectors)
         else:
             for part in range(min(self._parts, len(flights))):

@@ -20,7 +20,8 @@ from typing import Any
 from core.errors import CareError, IndexVersionError
 from core.machine import available_cpus, available_memory
 from core.manifest import IndexManifest
-from core.versions import IndexFolder, opening, read_manifest, read_parts, verify_files
+from core.verification import verify_files
+from core.versions import IndexFolder, Part, opening, read_manifest
 from models.pairs import load_pair
 from search.version_files import VersionFiles
 from service.errors import shown
@@ -70,7 +71,7 @@ class Verified:
 
     files: VersionFiles  # before they were verified
     manifest: IndexManifest
-    keys: frozenset[str]  # of its segments
+    parts: list[Part]  # its segments
 
 
 class _Worker:
@@ -429,14 +430,13 @@ class _Supervisor:
 
         What is verified of an old version is not verified again.
         """
-        known = old.keys if old and not old.files.changed_in_place() else frozenset()
+        known = old.parts if old and not old.files.changed_in_place() else []
         with opening(folder):
             manifest = read_manifest(folder)
             files = VersionFiles.of(folder, manifest)
-            verify_files(folder, manifest, known)
-            keys = frozenset(part.key for part in read_parts(folder, manifest))
+            parts = verify_files(folder, manifest, known)
         asyncio.run_coroutine_threadsafe(self._prepare(folder), self._loop).result()
-        return Verified(files, manifest, keys)
+        return Verified(files, manifest, parts)
 
     async def _prepare(self, folder: Path) -> None:
         # At the start no worker serves yet; later, one that starts opens what is served by then.

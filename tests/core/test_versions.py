@@ -16,11 +16,11 @@ from core.manifest import (
     IndexManifest,
     RecallReport,
 )
+from core.verification import verify_files
 from core.versions import (
     IndexFolder,
     opening,
     read_manifest,
-    verify_files,
     with_version,
 )
 from tests.encoders import make_spec

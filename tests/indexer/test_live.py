@@ -368,7 +368,7 @@ def test_a_commit_costs_as_the_change(
     synced: list[int] = []
     hashed: list[Path] = []
     monkeypatch.setattr("os.fsync", synced.append)
-    for module in ("indexer.live.segment", "stores.lexical", "core.versions"):
+    for module in ("indexer.live.segment", "stores.lexical", "core.verification"):
         real = __import__(module, fromlist=["x"]).sha256_file
         monkeypatch.setattr(
             f"{module}.sha256_file", lambda path, real=real: hashed.append(path) or real(path)
@@ -378,8 +378,8 @@ def test_a_commit_costs_as_the_change(
     (new,) = {path.name for path in index.path.iterdir()} - before
     assert all(new in str(path) or "care-tmp" in str(path) for path in hashed)
     size = sum(path.stat().st_size for path in index.version(new).rglob("*") if path.is_file())
-    assert size < 20_000
-    assert len(synced) < 25
+    assert size < 8_000
+    assert len(synced) == 7
 
 
 class WritingEncoder(BigramEncoder):

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from core.documents import DocumentReader
 from core.errors import CareError
 from core.writes import Write
 from indexer.live.index import LiveIndex
 from indexer.publication import IndexWriter, verify_version
+from indexer.state import IndexState
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
 
@@ -144,9 +144,8 @@ def _run(
                     [Write("test", put=(records[23],))]
                 )
                 assert not isinstance(done, CareError), done
-                last = left.version(done.version)
-                assert verify_version(last).parent == version
-                assert next(iter(DocumentReader(last / "documents.arrow"))).id == records[23]["_id"]
+                assert verify_version(left.version(done.version)).parent == version
+                assert [*IndexState.open(left, done.version).documents][-1].id == records[23]["_id"]
             except (AssertionError, CareError, OSError) as error:
                 wrong.append(f"point {point}, state {number}: {error!r}")
                 return len(seen), wrong

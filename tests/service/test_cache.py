@@ -8,10 +8,10 @@ from core.encoders import Answerability
 from core.manifest import IndexManifest
 from core.types import Query
 from search.hits import CacheEntry
-from service.pipeline.cache import MemoryCache, QueryKeys
+from service.pipeline.cache import MemoryCache, QueryKeys, VectorCache
 from tests.conftest import Builder, make_records
 from tests.encoders import LATE_INTERACTION, BigramEncoder, make_pair, make_spec
-from tests.service.conftest import ADMIN, Serve
+from tests.service.conftest import ADMIN, Serve, sample
 
 QUERY = {"query": "高血压患者的护理", "top_k": 5}
 PAIR = make_pair()
@@ -230,3 +230,44 @@ def test_keys_depend_on_what_judges_and_reranks() -> None:
 
 def judge(threshold: float) -> Answerability:
     return Answerability(vectors=9, threshold=threshold, intercept=0, weights={"cosine": 1})
+
+
+def lookups(client: TestClient, result: str) -> float:
+    return sample(client, "care_cache_lookups_total", tier="vectors", result=result)
+
+
+def test_a_query_to_a_new_version_is_not_encoded_again(
+    serve: Serve, build_version: Builder
+) -> None:
+    build_version(make_records(20))
+    encoder = BigramEncoder()
+    client = serve(encoder)
+    ask(client)
+    build_version(make_records(30))
+    assert client.post("/index/reload", headers=ADMIN).status_code == 200
+    seen = encoder.texts_seen
+    answer = ask(client, top_k=30)
+    assert (answer["cached"], len(answer["hits"])) == (False, 30)
+    assert encoder.texts_seen == seen
+    assert (lookups(client, "hit"), lookups(client, "miss")) == (1, 1)
+    assert ask(serve(BigramEncoder()), top_k=30)["hits"] == answer["hits"]
+
+
+def test_without_entries_no_vector_is_kept(serve: Serve, manifest: IndexManifest) -> None:
+    encoder = BigramEncoder()
+    client = serve(encoder, cache_entries=0)
+    for top_k in (3, 4):
+        ask(client, top_k=top_k)
+    assert (lookups(client, "hit"), lookups(client, "miss")) == (0, 2)
+
+
+def test_the_vector_used_longest_ago_gives_way() -> None:
+    cache = VectorCache(2)
+    batch = np.eye(3, dtype=np.float32)
+    cache.put("a", batch[0])
+    cache.put("b", batch[1])
+    batch[0] = 7
+    assert (first := cache.get("a")) is not None
+    assert first.tolist() == [1, 0, 0]
+    cache.put("c", batch[2])
+    assert [cache.get(text) is None for text in "abc"] == [False, True, False]

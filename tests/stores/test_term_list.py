@@ -6,7 +6,8 @@ import pytest
 from core.errors import IndexVersionError
 from core.manifest import TERMS
 from core.terms import TermList
-from core.versions import read_manifest, verify_files
+from core.verification import verify_files
+from core.versions import read_manifest
 from stores.lexical import LexicalIndex, open_full_text
 from stores.term_list import GIVEN, USED, read_terms
 from tests.conftest import Builder
