@@ -28,6 +28,8 @@ ARGUMENTS: dict[str, list[Any]] = {
     "delete_documents": [["d-1"]],
     "delete_document": ["d-1"],
     "update_metadata": ["d-1", {}],
+    "create_index": ["of-a-clinic"],
+    "delete_index": ["of-a-clinic"],
 }
 # Parameters of paths, and their values in these calls.
 PARAMETERS = {"{model}": "care-mini", "{id}": "d-1", "{index}": "of-a-clinic"}

@@ -37,8 +37,7 @@ def live(tmp_path: Path, manifest: IndexManifest) -> HeldLive:
 @pytest.fixture
 def writer(live: HeldLive, tmp_path: Path) -> Iterator[str]:
     """The socket of a writer."""
-    indexes = {"test": live}
-    with running_writer(tmp_path, Writer(indexes.__getitem__, 1 << 20)) as path:
+    with running_writer(tmp_path, Writer(live, 1 << 20)) as path:
         yield path
 
 
@@ -245,7 +244,7 @@ def test_arrivals_wait_and_form_the_next_commit(client: TestClient, live: HeldLi
 
 def test_a_full_queue_gets_429(serve: Serve, live: HeldLive, tmp_path: Path) -> None:
     live.hold.clear()
-    with running_writer(tmp_path, Writer(lambda _: live, 1000)) as path:
+    with running_writer(tmp_path, Writer(live, 1000)) as path:
         client = serve(writer=path)
         big = NEW | {"text": "a" * 900}
         with ThreadPoolExecutor(2) as pool:

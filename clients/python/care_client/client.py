@@ -269,6 +269,34 @@ class Client:
         """Lists the indexes of the service that the key may search."""
         return self._call(contract.IndexesResponse, Call("GET", "/indexes"), timeout)
 
+    def create_index(
+        self,
+        name: str,
+        *,
+        like: str | None = None,
+        filter_fields: Iterable[str] | None = None,
+        timeout: float | None = None,
+    ) -> contract.IndexResponse:
+        """Creates an index without documents; needs an admin key. An equal one is left as it is.
+
+        Args:
+            name: Its name: up to 64 letters, digits, `.`, `_` and `-`.
+            like: Name or alias of the index whose settings it gets; by default that of the service.
+            filter_fields: Metadata fields that filters may have before any document has them.
+            timeout: Time of the call [s].
+        """
+        fields = None if filter_fields is None else list(filter_fields)
+        body = checked(contract.CREATE_REQUEST, {"like": like, "filter_fields": fields})
+        call = Call("PUT", f"/indexes/{segment('name', name)}", body, deadline=True)
+        return self._call(contract.IndexResponse, call, timeout)
+
+    def delete_index(
+        self, name: str, *, timeout: float | None = None
+    ) -> contract.DeletedIndexResponse:
+        """Deletes an index with all of its versions; needs an admin key."""
+        call = Call("DELETE", f"/indexes/{segment('name', name)}", deadline=True)
+        return self._call(contract.DeletedIndexResponse, call, timeout)
+
     def versions(self, *, timeout: float | None = None) -> contract.VersionsResponse:
         """Lists the versions of the index on disk; needs an admin key."""
         call = Call("GET", self._connection.of_index("/index/versions"))
@@ -322,12 +350,12 @@ class Client:
         return read(model, self._send(call, timeout))
 
     def _send(self, call: Call, timeout: float | None) -> Answer:
-        """Returns the response of a call with status 200 or 202, after the retries it allows."""
+        """Returns the response of a call with status 200 to 202, after the retries it allows."""
         request = Request.of(self._connection, call, timeout)
         retries = 0
         while True:
             reply = self._reply(request)
-            if isinstance(reply, Answer) and reply.status in (200, 202) and not reply.too_long:
+            if isinstance(reply, Answer) and reply.status in (200, 201, 202) and not reply.too_long:
                 return reply
             time.sleep(wait_or_raise(request, reply, retries))
             retries += 1

@@ -101,6 +101,13 @@ class EmbeddingsRequest(EmbeddingsOptions):
     input: str | Sequence[str]
 
 
+class CreateRequest(TypedDict, total=False):
+    """The settings of a new index: those of another one, and the first filter fields."""
+
+    like: str
+    filter_fields: Sequence[str]
+
+
 class DeleteRequest(TypedDict, total=False):
     """Which documents to delete: these ids, or all that match a filter."""
 
@@ -116,6 +123,7 @@ class PatchRequest(TypedDict):
 
 SEARCH_REQUEST = TypeAdapter(SearchRequest)
 EMBEDDINGS_REQUEST = TypeAdapter(EmbeddingsRequest)
+CREATE_REQUEST = TypeAdapter(CreateRequest)
 DELETE_REQUEST = TypeAdapter(DeleteRequest)
 PATCH_REQUEST = TypeAdapter(PatchRequest)
 
@@ -401,6 +409,13 @@ class VersionsResponse(_Response):
 
     name: str
     versions: list[ListedVersion]
+
+
+class DeletedIndexResponse(_Response):
+    """An index that was deleted."""
+
+    name: str
+    documents: int | None = None
 
 
 class IndexesResponse(_Response):
