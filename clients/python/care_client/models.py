@@ -211,11 +211,7 @@ class DocumentResponse(_Response):
 
 
 class ListedDocument(_Response):
-    """A document of a list.
-
-    Attributes:
-        chunks: Number of chunks of the document, in an index of chunks.
-    """
+    """A document of a list; `chunks` is the number of its chunks, in an index of chunks."""
 
     id: str
     title: str = ""
@@ -238,13 +234,7 @@ class DocumentsResponse(_Response):
 
 
 class RejectedRecord(_Response):
-    """A document that was not written.
-
-    Attributes:
-        position: Its position in the documents that were given, from 0.
-        id: Its id, if it has a valid one.
-        code: Stable identifier of the reason.
-    """
+    """A document that was not written; `position` is its place in those given, from 0."""
 
     position: int
     id: str | None = None
