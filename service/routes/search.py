@@ -14,6 +14,7 @@ from starlette.responses import FileResponse, Response
 
 from core.versions import IndexFolder
 from search.hits import QueryResult
+from search.version_files import version_bytes
 from service import schemas
 from service.access.guards import (
     ENCODING_ERRORS,
@@ -372,7 +373,7 @@ async def _versions(request: Request, timeout_ms: int | None = None) -> Any:
                 "created_at": one.created_at,
                 "documents": one.corpus.documents,
                 "count": one.count,
-                "bytes": sum(record.bytes for record in one.all_files.values()),
+                "bytes": version_bytes(folder.version(one.version), one),
             }
             for one in folder.manifests()
         ]

@@ -22,6 +22,7 @@ ARGUMENTS: dict[str, list[Any]] = {
     "embeddings": ["问题"],
     "model": ["care-mini"],
     "document": ["d-1"],
+    "put_document": [{"_id": "d-1", "text": "文本"}],
     "put_documents": [[{"_id": "d-1", "text": "文本"}]],
     "submit_documents": [[{"_id": "d-1", "text": "文本"}]],
     "write_state": ["d-1"],

@@ -25,6 +25,7 @@ from care_client.exchange import (
     Request,
     added_up,
     checked,
+    conditional,
     document_bodies,
     number,
     parameters,
@@ -163,7 +164,10 @@ class AsyncClient:
         call = Call(
             "GET", self._connection.of_index(f"/documents/{segment('id', id)}"), deadline=True
         )
-        return await self._call(contract.DocumentResponse, call, timeout)
+        answer = await self._send(call, timeout)
+        found = read(contract.DocumentResponse, answer)
+        found._etag = answer.headers.get("etag")
+        return found
 
     async def documents(
         self, *, limit: int | None = None, after: str | None = None, timeout: float | None = None
@@ -180,6 +184,28 @@ class AsyncClient:
         return await self._call(
             contract.DocumentsResponse, Call("GET", path, deadline=True), timeout
         )
+
+    async def put_document(
+        self,
+        document: Mapping[str, Any],
+        *,
+        if_match: str | None = None,
+        only_new: bool = False,
+        timeout: float | None = None,
+    ) -> contract.WriteResponse:
+        """Adds a document, or replaces the one with its id; an invalid one is an error.
+
+        Args:
+            document: A mapping with `_id`, `text` and optionally `title` and `metadata`.
+            if_match: `etag` of the document that it replaces: if that has changed since, it is
+                `InvalidRequestError` with the code `document_changed`. `*`: there must be one.
+            only_new: Whether there must be no document with its id.
+            timeout: Time of the call [s]. A call with a condition is not repeated.
+        """
+        (body,) = document_bodies([document])
+        how = conditional(if_match, only_new=only_new)
+        call = Call("PUT", self._connection.of_index("/documents"), body, deadline=True, **how)
+        return await self._call(contract.WriteResponse, call, timeout)
 
     async def put_documents(
         self,
@@ -250,21 +276,25 @@ class AsyncClient:
         return await self._call(contract.WriteResponse, call, timeout)
 
     async def delete_document(
-        self, id: str, *, timeout: float | None = None
+        self, id: str, *, if_match: str | None = None, timeout: float | None = None
     ) -> contract.WriteResponse:
-        """Deletes a document; if there is none with this id, `missing` has it."""
+        """Deletes a document; without `if_match`, `missing` has the id if there is none."""
         path = self._connection.of_index(f"/documents/{segment('id', id)}")
-        return await self._call(
-            contract.WriteResponse, Call("DELETE", path, deadline=True), timeout
-        )
+        call = Call("DELETE", path, deadline=True, **conditional(if_match))
+        return await self._call(contract.WriteResponse, call, timeout)
 
     async def update_metadata(
-        self, id: str, metadata: Mapping[str, Any], *, timeout: float | None = None
+        self,
+        id: str,
+        metadata: Mapping[str, Any],
+        *,
+        if_match: str | None = None,
+        timeout: float | None = None,
     ) -> contract.WriteResponse:
         """Replaces the metadata of a document, which is not encoded again."""
         path = self._connection.of_index(f"/documents/{segment('id', id)}")
         body = checked(contract.PATCH_REQUEST, {"metadata": metadata})
-        call = Call("PATCH", path, body, deadline=True)
+        call = Call("PATCH", path, body, deadline=True, **conditional(if_match))
         return await self._call(contract.WriteResponse, call, timeout)
 
     async def index(self, *, timeout: float | None = None) -> contract.IndexResponse:

@@ -199,6 +199,7 @@ class DocumentResponse(_Response):
         index: The index version that the document comes from.
     """
 
+    _etag: str | None = None
     id: str
     title: str = ""
     text: str | None = None
@@ -208,6 +209,11 @@ class DocumentResponse(_Response):
     chunks: int | None = None
     passages: list[PassageResponse] = Field(default_factory=list)
     index: IndexReference = Field(default_factory=IndexReference)
+
+    @property
+    def etag(self) -> str | None:
+        """What `if_match` of a write has, so that it fails if the document has changed since."""
+        return self._etag
 
 
 class ListedDocument(_Response):
