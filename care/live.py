@@ -1,18 +1,104 @@
 """The indexes of a service, opened for writes with the document encoders of its pairs."""
 
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from core.encoders import Encoder, EncoderSpec, Encoding, OffsetTokenizer, Pair
 from core.errors import CareError, EmbeddingSpaceError
+from core.files import writing_in
+from core.locks import exclusive
 from core.manifest import IndexManifest
+from core.versions import list_indexes
+from core.writes import Write, Written
+from indexer.live.creation import create_index, delete_index
 from indexer.live.index import LiveIndex
-from indexer.publication import IndexWriter
+from indexer.publication import CHANGE_WAIT, IndexWriter
 from indexer.update import active_manifest
 from models.encoders.factory import BACKENDS, DTYPES, EncoderOptions, document_encoder
 from models.pairs import load_pair
 from service.settings import Settings, plain
 from stores.token_vectors import token_vector_spec
+
+# How long a measured size is taken for the present one [s].
+_MEASURED = 5.0
+
+
+class Quotas:
+    """How much the indexes of a service may take.
+
+    Raises:
+        CareError: From all methods: `quota_exceeded`, if it is more.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._sizes: dict[Path, tuple[float, int]] = {}
+
+    def check_number(self) -> None:
+        """Checks that there may be one more index."""
+        number = sum(
+            not (self._settings.indexes / name).is_symlink()
+            for name in list_indexes(self._settings.indexes)
+        )
+        if number >= self._settings.max_indexes:
+            raise _exceeded(f"there are {number} indexes", "CARE_MAX_INDEXES")
+
+    def check_bytes(self, name: str) -> None:
+        """Checks that more may be written to an index."""
+        root = self._settings.indexes
+        for folder, what, limit, setting in (
+            (root / name, "the index has", self._settings.max_index_bytes, "CARE_MAX_INDEX_BYTES"),
+            (root, "all indexes have", self._settings.max_indexes_bytes, "CARE_MAX_INDEXES_BYTES"),
+        ):
+            if limit and (size := self._size(folder)) >= limit:
+                raise _exceeded(f"{what} {size} bytes", setting, limit=limit)
+
+    def _size(self, folder: Path) -> int:
+        """Returns the size of all files in a folder, of at most `_MEASURED` ago."""
+        until, size = self._sizes.get(folder, (0.0, 0))
+        if time.monotonic() >= until:
+            size = sum(_file_sizes(folder))
+            self._sizes[folder] = time.monotonic() + _MEASURED, size
+        return size
+
+
+def _file_sizes(folder: Path) -> Iterable[int]:
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try:
+                yield Path(path, name).lstat().st_size
+            except FileNotFoundError:  # it was removed meanwhile
+                continue
+
+
+def _exceeded(found: str, setting: str, **fields: int) -> CareError:
+    message = f"{found}, and may not have more ({setting}): delete some, or raise the limit"
+    return CareError(message, code="quota_exceeded", setting=setting, **fields)
+
+
+class BoundedIndex:
+    """An index that takes new documents as long as the quotas allow it, and other writes always."""
+
+    def __init__(self, index: LiveIndex, name: str, quotas: Quotas) -> None:
+        self._index, self._name, self._quotas = index, name, quotas
+
+    def commit(self, writes: Sequence[Write]) -> list[Written | CareError]:
+        """Applies requests in order; see `LiveIndex.commit`."""
+        try:
+            if any(write.put for write in writes):
+                self._quotas.check_bytes(self._name)
+        except CareError as error:
+            others = iter(self._index.commit([write for write in writes if not write.put]))
+            return [error if write.put else next(others) for write in writes]
+        return self._index.commit(writes)
+
+    def merge(self) -> bool:
+        """Joins small segments, if there are many; see `LiveIndex.merge`."""
+        return self._index.merge()
 
 
 class LiveIndexes:
@@ -22,8 +108,9 @@ class LiveIndexes:
         self._settings = settings
         self._encoders: dict[tuple[str, EncoderOptions], _LazyEncoder] = {}
         self._lock = Lock()
+        self._quotas = Quotas(settings)
 
-    def open(self, name: str) -> LiveIndex:
+    def open(self, name: str) -> BoundedIndex:
         """Opens an index.
 
         Raises:
@@ -31,7 +118,36 @@ class LiveIndexes:
             EmbeddingSpaceError: If no pair of the service has its embedding space.
         """
         index = IndexWriter(self._settings.indexes, name)
-        return LiveIndex(index, self._encoder(active_manifest(index)))
+        live = LiveIndex(index, self._encoder(active_manifest(index)))
+        return BoundedIndex(live, name, self._quotas)
+
+    def create(self, name: str, like: str, fields: Sequence[str]) -> dict[str, Any]:
+        """Creates an index without documents; see `create_index`.
+
+        Args:
+            name: Its name.
+            like: Name of the index whose settings it gets.
+            fields: Its first metadata fields.
+
+        Returns:
+            `version` and `number` of its active version, and whether it was `created`.
+        """
+        root = self._settings.indexes
+        if self._settings.store != "faiss":
+            message = "the service keeps vectors in Milvus: make the index with care index"
+            raise CareError(message, code="no_segments")
+        manifest, index = active_manifest(IndexWriter(root, like)), IndexWriter(root, name)
+        # One after another, so that their number is exact.
+        with writing_in(root), exclusive(root, "create", wait=CHANGE_WAIT):
+            if index.active_or_none() is None:
+                self._quotas.check_number()
+                self._quotas.check_bytes(name)
+            made, created = create_index(index, manifest, self._encoder(manifest), fields)
+        return {"version": made.version, "number": made.number, "created": created}
+
+    def delete(self, name: str) -> dict[str, Any]:
+        """Deletes an index, and returns the number of its `documents`; see `delete_index`."""
+        return {"documents": delete_index(IndexWriter(self._settings.indexes, name))}
 
     def _encoder(self, manifest: IndexManifest) -> "_LazyEncoder":
         space = manifest.encoder.embedding_space

@@ -17,10 +17,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from care.live import LiveIndexes
-from core.errors import CareError, describe
+from core.errors import CareError, CorpusError, IndexVersionError, describe
 from core.writes import Write, Written, error_json, frame, read_frame
 from service.observe.logs import configure_logs
 from service.settings import read_settings
@@ -49,11 +50,24 @@ class Live(Protocol):
         """Joins small segments, if there are many; returns whether it did."""
 
 
+class Indexes(Protocol):
+    """What opens, creates and deletes indexes; see `care.live.LiveIndexes`."""
+
+    def open(self, name: str) -> Live:
+        """Opens an index for writes."""
+
+    def create(self, name: str, like: str, fields: Sequence[str]) -> dict[str, Any]:
+        """Creates an index without documents."""
+
+    def delete(self, name: str) -> dict[str, Any]:
+        """Deletes an index."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    write: Write
+    work: Write | Callable[[], dict[str, Any]]
     size: int
-    result: "asyncio.Future[Written]"
+    result: "asyncio.Future[Any]"
 
 
 class _Queue:
@@ -74,15 +88,18 @@ class _Queue:
         self._seconds = 1.0  # of the last commit
         self.committing: asyncio.Task[None] | None = None
 
-    def add(self, write: Write, size: int) -> "asyncio.Future[Written]":
-        """Returns the future result of a write of a number of bytes; CareError if it is full."""
+    def add(self, work: Write | Callable[[], dict[str, Any]], size: int) -> "asyncio.Future[Any]":
+        """Returns the future result of a write of a number of bytes; CareError if it is full.
+
+        Instead of a write it can be a function, which is called alone, after the writes before it.
+        """
         if len(self._waiting) >= _MOST_WAITING or (
             self._waiting and self._bytes + size > self._most_bytes
         ):
             message = "too many writes wait for the index: retry later"
             raise CareError(message, code="overloaded", retry_after=self._seconds)
         loop = asyncio.get_running_loop()
-        one = _Waiting(write, size, loop.create_future())
+        one = _Waiting(work, size, loop.create_future())
         self._waiting.append(one)
         self._bytes += size
         if self.committing is None:
@@ -93,16 +110,22 @@ class _Queue:
         loop = asyncio.get_running_loop()
         try:
             while self._waiting:
-                group = [self._next()]
-                size = group[0].size
-                while self._waiting and (size := size + self._waiting[0].size) <= _COMMIT_BYTES:
+                first = self._next()
+                if not isinstance(first.work, Write):
+                    result = await loop.run_in_executor(self._threads, self._call, first.work)
+                    _finish(first.result, result)
+                    continue
+                group, writes, size = [first], [first.work], first.size
+                while self._waiting and isinstance(write := self._waiting[0].work, Write):
+                    if (size := size + self._waiting[0].size) > _COMMIT_BYTES:
+                        break
                     group.append(self._next())
+                    writes.append(write)
                 started = time.monotonic()
-                writes = [one.write for one in group]
                 results = await loop.run_in_executor(self._threads, self._commit, writes)
                 self._seconds = time.monotonic() - started
-                for one, result in zip(group, results, strict=True):
-                    _finish(one.result, result)
+                for one, written in zip(group, results, strict=True):
+                    _finish(one.result, written)
                 if not self._waiting:
                     await loop.run_in_executor(self._threads, self._merge)
         finally:
@@ -119,12 +142,18 @@ class _Queue:
             return self._live.commit(writes)
         except Exception as error:
             self._live = None
-            fields = _fields(error) | {"index": writes[0].index}
-            _LOG.error("documents cannot be written", extra={"fields": fields})
-            if not isinstance(error, CareError):
-                message = f"an unexpected error: {type(error).__name__}"
-                error = CareError(message, code="internal_error")
-            return [error] * len(writes)
+            return [_shown(error, "documents cannot be written", index=writes[0].index)] * len(
+                writes
+            )
+
+    def _call(self, function: Callable[[], dict[str, Any]]) -> dict[str, Any] | CareError:
+        self._live = None
+        try:
+            return function()
+        except (IndexVersionError, CorpusError) as error:
+            return error
+        except Exception as error:
+            return _shown(error, "an index cannot be created or deleted")
 
     def _merge(self) -> None:
         """Joins small segments; if a build of the index runs, a later commit does."""
@@ -137,14 +166,22 @@ class _Queue:
                 _LOG.error("segments cannot be merged", extra={"fields": _fields(error)})
 
 
+def _shown(error: Exception, message: str, **fields: str) -> CareError:
+    """Logs an error, and returns the one that the service gets."""
+    _LOG.error(message, extra={"fields": _fields(error) | fields})
+    if isinstance(error, CareError):
+        return error
+    return CareError(f"an unexpected error: {type(error).__name__}", code="internal_error")
+
+
 def _fields(error: Exception) -> dict[str, str]:
     if isinstance(error, CareError):
         return {"code": error.code, "reason": str(error)}
     return describe(error)
 
 
-def _finish(future: "asyncio.Future[Written]", result: Written | CareError) -> None:
-    if isinstance(result, Written):
+def _finish(future: "asyncio.Future[Any]", result: Any) -> None:
+    if not isinstance(result, CareError):
         future.set_result(result)
     else:
         future.set_exception(result)
@@ -155,12 +192,12 @@ class Writer:
     """Commits writes that arrive on a socket.
 
     Args:
-        open_index: Opens the index of a name.
+        indexes: Opens, creates and deletes the index of a name.
         most_bytes: Most bytes of writes that wait for one index.
     """
 
-    def __init__(self, open_index: Callable[[str], Live], most_bytes: int) -> None:
-        self._open = open_index
+    def __init__(self, indexes: Indexes, most_bytes: int) -> None:
+        self._indexes = indexes
         self._most_bytes = most_bytes
         self._threads = ThreadPoolExecutor(_THREADS, "commit")
         self._queues: OrderedDict[str, _Queue] = OrderedDict()
@@ -174,6 +211,13 @@ class Writer:
                 message, size = await read_frame(reader)
                 if "state" in message:
                     answer = await self._state(message["state"], message["index"])
+                elif "create" in message:
+                    asked = message["create"]
+                    create = partial(self._indexes.create, **asked)
+                    answer = {"done": await self._queue(asked["name"]).add(create, 0)}
+                elif "delete" in message:
+                    delete = partial(self._indexes.delete, message["delete"])
+                    answer = {"done": await self._queue(message["delete"]).add(delete, 0)}
                 else:
                     result = self._queue(message["write"]["index"]).add(
                         Write.from_json(message["write"]), size
@@ -196,10 +240,7 @@ class Writer:
 
     def _queue(self, index: str) -> _Queue:
         if index not in self._queues:
-
-            def open_index() -> Live:
-                return self._open(index)
-
+            open_index = partial(self._indexes.open, index)
             self._queues[index] = _Queue(open_index, self._most_bytes, self._threads)
         self._queues.move_to_end(index)
         idle = [name for name, queue in self._queues.items() if not queue.committing]
@@ -247,7 +288,7 @@ def main() -> None:
     settings = read_settings()
     configure_logs(settings.log_level)
     listening = socket.socket(fileno=int(sys.argv[1]))
-    writer = Writer(LiveIndexes(settings).open, settings.write_queue_bytes)
+    writer = Writer(LiveIndexes(settings), settings.write_queue_bytes)
     asyncio.run(serve_until_input_ends(listening, writer))
     os._exit(0)
 

@@ -75,7 +75,7 @@ class CorpusRecord(FrozenModel):
     tokens: int = Field(ge=0)  # encoded tokens; texts with reused vectors are not counted
     reused_texts: int = Field(0, ge=0)  # texts whose vectors were copied from the base version
     update: UpdateRecord | None = None  # None if the version was built from files
-    chunks: int | None = Field(None, gt=0)  # of all documents; None without chunking
+    chunks: int | None = Field(None, ge=0)  # of all documents; None without chunking
 
 
 class RecallReport(FrozenModel):
@@ -206,7 +206,7 @@ class IndexManifest(FrozenModel):
     store: Literal["faiss", "milvus"]
     factory: str
     search_parameters: dict[str, Annotated[int, Field(gt=0, le=MAX_SEARCH_PARAMETER)]]
-    count: int = Field(gt=0)
+    count: int = Field(ge=0)
     filter_fields: dict[str, Annotated[int, Field(ge=0)]]
     files: dict[Name, FileRecord]
     components: Components = Field(default_factory=dict)

@@ -64,7 +64,7 @@ _NAME = re.compile(NAME)
 
 def list_indexes(root: Path) -> list[str]:
     """Returns the names of the indexes in a folder that have an active version."""
-    return sorted(path.parent.name for path in root.glob(f"*/{_CURRENT}"))
+    return sorted(path.parent.name for path in root.glob(f"[!.]*/{_CURRENT}"))
 
 
 @dataclass(frozen=True, slots=True)

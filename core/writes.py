@@ -5,6 +5,9 @@ message is a frame: its length as 4 bytes, most significant first, and JSON. The
 sends `{"write": …}` and gets `{"written": …}` or `{"error": …}`. With `"accepted": true` in the
 message it first gets `{"accepted": ID}`. `{"state": ID, "index": NAME}` asks how that write ended:
 the answer is `{"written": …}`, `{"error": …}` or `{"waiting": true}`.
+
+`{"create": {"name": NAME, "like": NAME, "fields": […]}}` and `{"delete": NAME}` create and delete
+an index; the answer is `{"done": …}` or `{"error": …}`.
 """
 
 import asyncio

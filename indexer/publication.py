@@ -135,7 +135,7 @@ class IndexWriter(IndexFolder):
     def place(self, manifest: IndexManifest, folder: Path, base: str | None) -> IndexManifest:
         """Does the rest of what `publish` does; the index is locked for changes."""
         self.check_base(base)
-        known = {"parent": self._active_or_none(), "number": self.next_number()}
+        known = {"parent": self.active_or_none(), "number": self.next_number()}
         manifest = manifest.model_copy(update=known)
         write_manifest(folder, manifest)
         self.show(folder, manifest.version)
@@ -159,7 +159,7 @@ class IndexWriter(IndexFolder):
 
     def check_base(self, base: str | None) -> None:
         """Raises IndexVersionError if `base`, if there is one, is no longer the active version."""
-        if base and base != self._active_or_none():
+        if base and base != self.active_or_none():
             raise IndexVersionError(
                 f"index '{self.name}' was changed by another command: version {base}, from which "
                 "this update started, is no longer active: run the update again",
@@ -172,7 +172,8 @@ class IndexWriter(IndexFolder):
         for version in hidden_names(self.path, DELETED):
             self._remove(hidden(self.path, version, DELETED))
 
-    def _active_or_none(self) -> str | None:
+    def active_or_none(self) -> str | None:
+        """Returns the id of the active version, None if there is none."""
         try:
             return self.active()
         except IndexVersionError:

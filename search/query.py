@@ -39,7 +39,7 @@ def checked_query(
     conditions = snapshot.segment.filters.check(query.filter, within)
     # Queries that are searched alike are one for the caches: an index returns at most its number
     # of documents, and without chunks every document is collapsed.
-    top_k = min(query.top_k, snapshot.manifest.count)
+    top_k = min(query.top_k, snapshot.most_hits)
     collapse = query.collapse and snapshot.segment.documents.chunked
     mode = query.mode or snapshot.modes[0]
     if mode not in snapshot.modes:
@@ -75,7 +75,7 @@ def _checked_rerank(snapshot: Snapshot, query: Query, limits: QueryLimits, top_k
     if wanted > limits.rerank:
         message = f"would rank {wanted} hits again; the limit is {limits.rerank}"
         raise QueryError("rerank", message, code="rerank_too_large", limit=limits.rerank)
-    return min(wanted, snapshot.manifest.count)
+    return min(wanted, snapshot.most_hits)
 
 
 def _checked_limit(

@@ -61,6 +61,11 @@ class Snapshot:
         return size // self.segment.count
 
     @property
+    def most_hits(self) -> int:
+        """The most hits that a search can find, at least 1, so that each depth is a valid one."""
+        return max(1, self.manifest.count)
+
+    @property
     def modes(self) -> tuple[Mode, ...]:
         """The modes of search that the version has, the default first."""
         if self.segment.full_text is None:

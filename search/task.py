@@ -134,7 +134,7 @@ class SearchTask:
         In mode hybrid these are the best by the words alone, in mode lexical by characters as well.
         """
         query = self._candidates_wanted()
-        return self._search_lexical(query, first_depth(query, self.snapshot.manifest.count))
+        return self._search_lexical(query, first_depth(query, self.snapshot.most_hits))
 
     def channels(self) -> None:
         """Searches each channel, fuses what they find and keeps the limits of the query."""
@@ -155,10 +155,10 @@ class SearchTask:
             narrow = not (query.explain or manifest.fusion.get("rank_constant"))
             lowest, order = _lowest_accepted(query), self.snapshot.ordered
             self.ranked = search_limited(
-                find, query, limits, manifest.count, lowest, order, narrow=narrow
+                find, query, limits, self.snapshot.most_hits, lowest, order, narrow=narrow
             )
         else:
-            self.ranked = find(query, first_depth(query, manifest.count))
+            self.ranked = find(query, first_depth(query, self.snapshot.most_hits))
         # Later searches may leave out what the first one has found.
         self.answerable = self._judged(searches[0])
         batched = self.nearest.seconds if self.nearest else 0.0
@@ -232,7 +232,7 @@ class SearchTask:
 
     def _depth(self, depth: int, least: int) -> int:
         """Returns how many hits of a channel are fused."""
-        return min(self.snapshot.manifest.count, max(least, depth))
+        return min(self.snapshot.most_hits, max(least, depth))
 
     def _judged(self, found: RankedList) -> float | None:
         judge = self.snapshot.judges.get(self.query.mode) if self.query.mode else None
@@ -255,12 +255,12 @@ class SearchTask:
         else:
             k = depth
             found = self._search_dense(query, k)
-        cut = are_cut(found, k, self.snapshot.manifest.count)
+        cut = are_cut(found, k, self.snapshot.most_hits)
         return RankedList(*self.snapshot.ordered(found, most), bound=_lowest(found), cut=cut)
 
     def _find_hybrid(self, query: Query, depth: int, most: int | None) -> RankedList:
         """Fuses both channels; if one fails, the other one answers."""
-        count, fusion = self.snapshot.manifest.count, self.snapshot.manifest.fusion
+        count, fusion = self.snapshot.most_hits, self.snapshot.manifest.fusion
         lexical = NOTHING
         seconds: dict[Channel, float] = {}
         try:

@@ -1,11 +1,14 @@
 """The files of an index version while it is open: whether they changed under their maps."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from core.errors import IndexVersionError
 from core.manifest import IndexManifest
+from core.versions import read_parts
 
 # Inode, size [bytes] and time of the last change [ns].
 Stamp = tuple[int, int, int]
@@ -39,6 +42,20 @@ class VersionFiles:
     def now(self) -> "VersionFiles":
         """Returns the same files as they are now."""
         return replace(self, stamps=_stamps(self.folders))
+
+
+def version_bytes(folder: Path, manifest: IndexManifest) -> int:
+    """Returns the size of all files that the version in a folder needs [bytes].
+
+    These are its own and those of its segments, with components. Of segments that cannot be read
+    none count.
+    """
+    records = list(manifest.all_files.values())
+    if manifest.segments:
+        with suppress(IndexVersionError):
+            for part in read_parts(folder, manifest):
+                records += part.manifest.all_files.values()
+    return sum(record.bytes for record in records)
 
 
 def _stamps(folders: Iterable[Path]) -> dict[str, Stamp]:

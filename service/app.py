@@ -37,6 +37,7 @@ from service.pipeline.engine import Engine
 from service.pipeline.served_index import DAMAGE, Served, ServedIndex, open_store
 from service.routes.answer import answer_routes
 from service.routes.application import Application
+from service.routes.indexes import create_routes, delete_routes
 from service.routes.openai import openai_routes
 from service.routes.search import PAGE, admin_routes, list_routes, public_routes, search_routes
 from service.routes.writes import write_routes
@@ -47,7 +48,7 @@ _LOG = logging.getLogger("care.service")
 
 ROUTERS = (
     *(search_routes, answer_routes, write_routes, list_routes, openai_routes, admin_routes),
-    public_routes,
+    *(create_routes, delete_routes, public_routes),
 )
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from core.machine import available_memory
 from core.manifest import IndexManifest
 from core.versions import IndexFolder, opening, read_manifest
 from search.snapshot import Snapshot
-from service.errors import RequestError, shown
+from service.errors import RequestError, shown, unknown_index
 from service.pipeline.engine import Engine
 from service.pipeline.served_index import Served, ServedIndex
 from service.settings import Settings
@@ -154,7 +154,7 @@ class Catalog:
         found: dict[str, list[str]] = {self.default_name: []}
         for path in sorted(self._root.glob("[!.]*/CURRENT")):
             name = path.parent.name
-            if not path.parent.is_symlink() and self._is_served(name):
+            if not path.parent.is_symlink() and self.serves(name):
                 found.setdefault(name, [])
         for alias, name in read_aliases(self._root).items():
             if name in found:
@@ -174,10 +174,16 @@ class Catalog:
     def check(self, name: str) -> None:
         """Raises RequestError if no index of this name, which is not an alias, is served."""
         is_default = name == self.default_name
-        if not is_default and not (self._root / name / "CURRENT").is_file():
+        if not is_default and not self._exists(name):
             raise unknown_index()
-        if not self._is_served(name):
+        if not self.serves(name):
             raise unknown_index()
+
+    def serves(self, name: str) -> bool:
+        """Returns whether the service serves an index of this name, if there is one."""
+        return name == self.default_name or any(
+            fnmatchcase(name, pattern) for pattern in self._patterns
+        )
 
     async def open(self, name: str, deadline: float) -> Opened:
         """Returns the index of this name, which `check` has accepted, and opens it if needed.
@@ -223,8 +229,15 @@ class Catalog:
         if opening := self._opening.get(name):
             await asyncio.shield(opening)  # it may have read which version is active
         self._failures.pop(name, None)
-        if name in self._served:
-            await self._served[name].reload(number)
+        if served := self._served.get(name):
+            try:
+                if self._exists(name):
+                    await served.reload(number)
+            except CareError:
+                if self._exists(name):
+                    raise
+            if not self._exists(name):
+                self._close(name)
 
     async def watch(self) -> None:
         """Looks at each open index about every `CARE_WATCH_SECONDS`, and loads what has changed."""
@@ -250,9 +263,12 @@ class Catalog:
         self.served.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    def _exists(self, name: str) -> bool:
+        return (self._root / name / "CURRENT").is_file()
+
     async def _refresh(self, name: str) -> None:
         served = self._served[name]
-        if (self._root / name).is_dir():
+        if self._exists(name):
             # Not waited for: one that takes long must not delay the others.
             task = asyncio.ensure_future(served.reload_if_changed())
             self._refreshing.add(task)
@@ -292,7 +308,7 @@ class Catalog:
         try:
             served = await loop.run_in_executor(self._pool, load)
         except Exception as failure:
-            error = shown(failure)
+            error = shown(failure) if self._exists(name) else unknown_index()
             fields = {"index": name, "code": error.code, "reason": str(error)}
             _LOG.error("an index cannot be opened", extra={"fields": fields})
             if len(self._failures) >= _MOST_FAILURES:
@@ -330,7 +346,7 @@ class Catalog:
 
     def _close(self, name: str) -> None:
         """Closes an index once the last request that reads it ends."""
-        retired = [self._served.pop(name)]
+        retired = [self._served.pop(name, None)]
         # Closing large files would block the event loop.
         with suppress(RuntimeError):  # the service ends
             self._pool.submit(retired.clear)
@@ -342,17 +358,6 @@ class Catalog:
         engine.metrics.queried(index.manifest.name, 0)
         engine.show_readiness()
 
-    def _is_served(self, name: str) -> bool:
-        return name == self.default_name or any(
-            fnmatchcase(name, pattern) for pattern in self._patterns
-        )
-
 
 def _document_encoder(manifest: IndexManifest) -> tuple[str, str, str]:
     return manifest.encoder.model_dump_json(), manifest.backend, manifest.dtype
-
-
-def unknown_index() -> RequestError:
-    """Returns the error for an index that does not exist, or that the key may not see."""
-    message = "there is no index of this name, or the key may not search it"
-    return RequestError("unknown_index", message)

@@ -15,20 +15,28 @@ _STATUSES = {
     "unauthorized": 401,
     "no_admin_key": 401,
     "forbidden": 403,
+    "index_not_served": 403,
     "needs_key": 403,
     "outside_grant": 403,
     "model_not_found": 404,
     "unknown_document": 404,
     "unknown_index": 404,
     "unknown_write": 404,
+    "index_busy": 409,
+    "index_exists": 409,
+    "index_has_alias": 409,
+    "index_is_alias": 409,
+    "index_protected": 409,
     "no_segments": 409,
     "old_full_text": 409,
+    "other_encoder": 409,
     "document_changed": 412,
     "body_too_long": 413,
     "url_too_long": 414,
     "unsupported_content_encoding": 415,
     "unsupported_media_type": 415,
     "expectation_failed": 417,
+    "bad_index_name": 422,
     "invalid_record": 422,
     "invalid_request": 422,
     "overloaded": 429,
@@ -40,6 +48,7 @@ _STATUSES = {
     "self_test_failed": 503,
     "too_many_requests": 503,
     "deadline_exceeded": 504,
+    "quota_exceeded": 507,
 }
 _REJECTIONS: dict[str, Rejection] = {
     "unauthorized": "key",
@@ -75,6 +84,12 @@ class RequestError(CareError):
 def is_request_error(code: str) -> bool:
     """Returns whether a code has a status of HTTP."""
     return code in _STATUSES
+
+
+def unknown_index() -> RequestError:
+    """Returns the error for an index that does not exist, or that the key may not see."""
+    message = "there is no index of this name, or the key may not search it"
+    return RequestError("unknown_index", message)
 
 
 def shown(error: Exception) -> CareError:

@@ -412,7 +412,9 @@ class ListedVersion(BaseModel):
     created_at: datetime = Field(description="When it was built.")
     documents: int
     count: int = Field(description="Number of vectors: of documents or, if they are split, chunks.")
-    bytes: int = Field(description="Size of its files.")
+    bytes: int = Field(
+        description="Size of all files that it needs. Versions that writes made share most of them."
+    )
 
 
 class VersionsResponse(BaseModel):

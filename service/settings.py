@@ -166,6 +166,15 @@ class Settings(BaseSettings):
     write_queue_bytes: AtLeast1 = 67_108_864
     """Most bytes of writes that wait to be committed to one index. A request that exceeds it gets
     429."""
+    max_indexes: AtLeast1 = 1000
+    """Most indexes in `CARE_INDEXES`. A request that would create one more gets 507."""
+    max_index_bytes: AtLeast1 | None = None
+    """Most bytes of the files of one index, with those of all versions that are kept. Documents
+    that are put beyond it get 507. It is measured every 5 s, so what is written meanwhile can
+    exceed it. Unset: no limit."""
+    max_indexes_bytes: AtLeast1 | None = None
+    """Most bytes of the files of all indexes, likewise; no index can be created beyond it either.
+    Unset: no limit."""
     document_url: SecretStr | None = None
     """Address of a server with `/v1/embeddings` (OpenAI's form), such as http://host:8001/v1, which
     encodes the documents that are written. It must run the document encoder of the index's pair.

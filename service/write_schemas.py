@@ -51,6 +51,40 @@ class DeleteRequest(StrictRequest):
     filter: FilterField = Field(default_factory=dict)
 
 
+class CreateRequest(StrictRequest):
+    """The settings of a new index; without a body it is like the default one."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"like": "sample"}]})
+
+    like: str = Field(
+        "",
+        description="Name or alias of an index whose encoder, chunking, full text, weights and "
+        "token vectors the new one gets; by default CARE_INDEX.",
+    )
+    filter_fields: Annotated[list[str], FailFast()] = Field(
+        default_factory=list,
+        max_length=100,
+        description="Metadata fields that filters may have before any document has them; others "
+        "are added by the documents.",
+    )
+
+
+# Documented only: the route reads the body, because there may be none.
+CREATE_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": False,
+        "content": {"application/json": {"schema": CreateRequest.model_json_schema()}},
+    }
+}
+
+
+class DeletedIndexResponse(BaseModel):
+    """An index that was deleted."""
+
+    name: str
+    documents: int | None = Field(description="How many it had; null if it could not be read.")
+
+
 class PatchRequest(StrictRequest):
     """What to change of a document."""
 

@@ -1,14 +1,22 @@
 """Writes of one worker: sent to the writer process, and served before they are acknowledged."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from core.errors import IndexVersionError, QueryError
 from core.writes import Write, Written, frame, read_frame
-from service.errors import RequestError, is_request_error
+from service.errors import RequestError, is_request_error, unknown_index
 from service.observe.metrics import CHANGES, Metrics
 
 # Errors of what is written, by the names of their classes, and of encoders. Messages of the latter
@@ -18,8 +26,11 @@ _OF_ENCODERS = {"EmbeddingServerError", "PairError", "ProviderError", "VectorErr
 # How long writes may take when the service ends [s].
 _END = 5.0
 
-# Lets all workers serve the version of an index that has a number, or a later one.
-Follow = Callable[[str, int], Awaitable[None]]
+# Lets all workers serve the version of an index that has a number, or a later one; without a number
+# the active one, or none of an index that was deleted.
+Follow = Callable[[str, int | None], Awaitable[None]]
+
+_T = TypeVar("_T")
 
 
 class Writes:
@@ -35,7 +46,7 @@ class Writes:
         self._path = path
         self._follow = follow
         self._metrics = metrics
-        self._tasks: set[asyncio.Task[Written]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def write(self, write: Write) -> Written:
         """Returns what a write has changed, once all workers serve it.
@@ -70,28 +81,59 @@ class Writes:
         await self._follow(index, written.number)
         return written
 
+    async def create(self, index: str, like: str, fields: Sequence[str]) -> bool:
+        """Creates an index like another one, which all workers serve then; errors as of `write`.
+
+        Returns whether it was created: else there is an equal one.
+        """
+        asked = {"create": {"name": index, "like": like, "fields": list(fields)}}
+        return bool((await self._change(index, asked))["created"])
+
+    async def delete(self, index: str) -> int | None:
+        """Deletes an index, which no worker serves then; errors as of `write`.
+
+        Returns the number of its documents; None if it could not be read.
+        """
+        documents: int | None = (await self._change(index, {"delete": index}))["documents"]
+        return documents
+
     async def close(self) -> None:
         """Waits until the writes that were sent are done, at most `_END`."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_END)
 
+    async def _change(self, index: str, message: Any) -> dict[str, Any]:
+        """Lets the writer process create or delete an index, and all workers follow."""
+
+        async def run() -> dict[str, Any]:
+            with self._counted():
+                async with self._sent(message) as answers:
+                    done: dict[str, Any] = _result(await answers(), "done")
+                await self._follow(index, done.get("number"))
+            return done
+
+        return await asyncio.shield(self._kept(run()))
+
     def _spawn(
         self, write: Write, accepted: "asyncio.Future[str] | None" = None
     ) -> "asyncio.Task[Written]":
-        task = asyncio.get_running_loop().create_task(self._run(write, accepted))
+        return self._kept(self._run(write, accepted))
+
+    def _kept(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
+        """Starts work that goes on if nobody waits for it any more."""
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
-    def _done(self, task: "asyncio.Task[Written]") -> None:
+    def _done(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # nobody may wait for it any more
 
     async def _run(self, write: Write, accepted: "asyncio.Future[str] | None") -> Written:
-        started = perf_counter()
         message = {"write": write.as_json(), "accepted": accepted is not None}
-        try:
+        with self._counted():
             async with self._sent(message) as answers:
                 answer = await answers()
                 if accepted and "accepted" in answer:
@@ -100,15 +142,22 @@ class Writes:
                     answer = await answers()
             written = _written(answer)
             await self._follow(write.index, written.number)
+        for change, documents in changes(written).items():
+            if documents:
+                self._metrics.written_documents.labels(change).inc(documents)
+        return written
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Counts the block as a write in the metrics."""
+        started = perf_counter()
+        try:
+            yield
         except BaseException:
             self._metrics.writes.labels("failure").inc()
             raise
         self._metrics.writes.labels("success").inc()
         self._metrics.write_seconds.observe(perf_counter() - started)
-        for change, documents in changes(written).items():
-            if documents:
-                self._metrics.written_documents.labels(change).inc(documents)
-        return written
 
     @asynccontextmanager
     async def _sent(self, message: Any) -> AsyncIterator[Callable[[], Awaitable[Any]]]:
@@ -142,11 +191,17 @@ def changes(written: Written) -> dict[str, int]:
 
 
 def _written(answer: Mapping[str, Any]) -> Written:
+    return Written.from_json(_result(answer, "written"))
+
+
+def _result(answer: Mapping[str, Any], name: str) -> Any:
     """Returns the result that an answer of the writer has; raises the error that it has instead."""
-    if "written" in answer:
-        return Written.from_json(answer["written"])
+    if name in answer:
+        return answer[name]
     error: dict[str, Any] = answer["error"]
     code, message, fields, kind = (error[n] for n in ("code", "message", "fields", "kind"))
+    if code == "no_active_version":  # the index was deleted meanwhile
+        raise unknown_index()
     if is_request_error(code):
         raise RequestError(code, message, **fields)
     if kind in _OF_DATA:

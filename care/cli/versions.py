@@ -39,28 +39,12 @@ class _Listed:
     locks: "list[LockHolder]"
 
 
-def _bytes(folder: Path, manifest: "IndexManifest") -> int:
-    """Returns the size of the files of all segments of a version in a folder, without components.
-
-    Those of a segment that cannot be read do not count.
-    """
-    from core.errors import IndexVersionError
-    from core.versions import read_parts
-
-    own = sum(record.bytes for record in manifest.files.values())
-    if not manifest.segments:
-        return own
-    try:
-        parts = read_parts(folder, manifest)
-    except IndexVersionError:
-        return own
-    return own + sum(one.bytes for part in parts for one in part.manifest.files.values())
-
-
 def version_line(manifest: "IndexManifest", folder: Path) -> str:
     """Describes the index of a version: factory, search parameters, size, encoding, recall."""
     parameters = ", ".join(f"{k}={v}" for k, v in manifest.search_parameters.items())
-    size = _bytes(folder, manifest)
+    from search.version_files import version_bytes
+
+    size = version_bytes(folder, manifest)
     return (
         f"index   {_factory(manifest)}{' ' if parameters else ''}{parameters}, "
         f"{manifest.count:,} × {manifest.encoder.dimension}, {size / 1e6:,.1f} MB"
@@ -82,6 +66,8 @@ def _segments(manifest: "IndexManifest") -> str:
 
 def version_facts(manifest: "IndexManifest", folder: Path) -> dict[str, Any]:
     """Returns what `--json` prints of a version in a folder."""
+    from search.version_files import version_bytes
+
     return {
         "index": manifest.name,
         "version": manifest.version,
@@ -97,7 +83,7 @@ def version_facts(manifest: "IndexManifest", folder: Path) -> dict[str, Any]:
         "factory": manifest.factory,
         "search_parameters": manifest.search_parameters,
         "recall": manifest.recall.recall,
-        "bytes": _bytes(folder, manifest),
+        "bytes": version_bytes(folder, manifest),
         "segments": [
             {"folder": one.folder, "rows": one.count, "deleted": one.deleted}
             for one in manifest.segments

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from core.errors import CareError, CorpusError
+from core.errors import CareError
 from core.filters import meets
 from core.text import document_text
 from core.types import Document
@@ -119,7 +119,6 @@ class Requests:
         self._after: dict[str, Chunks | None] = {}
         self._own: dict[str, Chunks | None] = {}
         self._fields = set(state.manifest.filter_fields)
-        self._count = state.manifest.corpus.documents
 
     def apply(self, parsed: Parsed) -> Outcome | CareError:
         """Applies a request; if it fails as a whole, it changes nothing."""
@@ -132,13 +131,9 @@ class Requests:
             self._put(parsed, outcome)
             self._patch(parsed, outcome)
             self._delete(write, outcome)
-            if self._count + outcome.added - outcome.deleted < 1 and self._own:
-                message = "the write would delete all documents: delete the index instead"
-                raise CorpusError(message, code="empty_corpus")
         except CareError as error:
             return error
         self._after |= self._own
-        self._count += outcome.added - outcome.deleted
         return outcome
 
     def changes(self) -> Changes:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pyroaring import BitMap
 
-from core.errors import CorpusError
 from core.files import sync_folder
 from core.filters import FilterReader
 from core.manifest import (
@@ -75,9 +74,6 @@ def compose(state: IndexState, version: str, changed: Changed) -> tuple[IndexMan
 
     Returns:
         The manifest, and the rows that the version has no more.
-
-    Raises:
-        CorpusError: `empty_corpus`, if no document would be left.
     """
     layout = _Layout()
     gone = state.deleted | changed.removed
@@ -104,8 +100,6 @@ def compose(state: IndexState, version: str, changed: Changed) -> tuple[IndexMan
         layout.add(one.entry, one.opened, one.dead)
     entries, deleted = layout.entries, layout.deleted
     count = sum(entry.count - entry.deleted for entry in entries)
-    if not count:
-        raise CorpusError("the update would delete all documents", code="empty_corpus")
     manifest = state.manifest.model_copy(
         update={
             "schema_version": SCHEMA_VERSION,
@@ -185,7 +179,7 @@ def publish(
     if deleted:
         (folder / DELETED_FILE).write_bytes(deleted.serialize())
         files[DELETED_FILE] = file_record(folder / DELETED_FILE)
-    known = {"parent": index.active(), "number": number, "files": files}
+    known = {"parent": index.active_or_none(), "number": number, "files": files}
     manifest = manifest.model_copy(update=known)
     write_new_manifest(folder, manifest)
     sync_folder(folder)

@@ -26,8 +26,8 @@ from service.access.grants import EVERYTHING, Caller, Grant, Role
 from service.access.key_file import FollowedFile, KeyFile
 from service.access.rate_limit import Buckets, RateLimiter
 from service.access.tokens import Tokens
-from service.catalog import Catalog, Opened, unknown_index
-from service.errors import RequestError
+from service.catalog import Catalog, Opened
+from service.errors import RequestError, unknown_index
 from service.http.exchange import exchange_of
 from service.http.problems import MEDIA_TYPE, problem_response
 from service.limits import AnswerBudget

@@ -9,8 +9,8 @@ from service.errors import RequestError
 from service.http.exchange import header
 from service.http.problems import problem_response
 
-_METHODS = ("GET", "HEAD", "POST")
-_EXPOSED = (b"access-control-expose-headers", b"X-Request-ID, Retry-After")
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+_EXPOSED = (b"access-control-expose-headers", b"ETag, X-Request-ID, Retry-After")
 
 
 class Cors:

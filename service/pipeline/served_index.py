@@ -153,7 +153,10 @@ class ServedIndex(Generic[_Opened]):
         were changed in place: then the last whole version before it replaces it.
         """
         async with self.switching:
-            if number is not None and (self.index.manifest.number or 0) >= number:
+            served = self.index.manifest
+            # Of an index that was deleted and created again, numbers begin again.
+            is_there = self._folder.version(served.version).exists()
+            if number is not None and (served.number or 0) >= number and is_there:
                 return self.index
             loop = asyncio.get_running_loop()
             old = self.index.manifest.version

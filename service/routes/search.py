@@ -14,6 +14,7 @@ from starlette.responses import FileResponse, Response
 
 from core.versions import IndexFolder
 from search.hits import QueryResult
+from search.version_files import version_bytes
 from service import schemas
 from service.access.guards import (
     ENCODING_ERRORS,
@@ -350,7 +351,7 @@ async def _documents(
 async def _index(request: Request, timeout_ms: int | None = None) -> bytes:
     opened, within = await opened_index(request, timeout_ms), visible_to(request)
     if not within:
-        return await _described(opened, deadline_of(request, timeout_ms))
+        return await described(opened, deadline_of(request, timeout_ms))
     with admitted(request, timeout_ms, 0) as deadline:
         counting = opened.engine.run(counts_within, opened.snapshot, within)
         counted = await before(deadline, counting)
@@ -372,7 +373,7 @@ async def _versions(request: Request, timeout_ms: int | None = None) -> Any:
                 "created_at": one.created_at,
                 "documents": one.corpus.documents,
                 "count": one.count,
-                "bytes": sum(record.bytes for record in one.all_files.values()),
+                "bytes": version_bytes(folder.version(one.version), one),
             }
             for one in folder.manifests()
         ]
@@ -384,10 +385,10 @@ async def _versions(request: Request, timeout_ms: int | None = None) -> Any:
 async def _reload(request: Request, timeout_ms: int | None = None) -> bytes:
     catalog = get_state(request).catalog
     deadline = deadline_of(request, timeout_ms)
-    return await _described(await catalog.reload(index_name(request), deadline), deadline)
+    return await described(await catalog.reload(index_name(request), deadline), deadline)
 
 
-async def _described(opened: Opened, deadline: float) -> bytes:
+async def described(opened: Opened, deadline: float) -> bytes:
     """Returns the response that describes an index; a thread counts the values of its filters."""
     filters = opened.snapshot.segment.filters
     if not filters.is_counted:

@@ -180,8 +180,8 @@ async def update_metadata(
 async def write_state(request: Request, id: WriteId, timeout_ms: Timeout = None) -> Any:
     """Returns what became of a request with wait=accepted, for an hour after it."""
     index = index_name(request)
-    async with _before(request, timeout_ms):
-        written = await _writes(request).result(index, id)
+    async with before_deadline(request, timeout_ms):
+        written = await writes_of(request).result(index, id)
     result = None if written is None else _response(index, written)
     return {"state": "waiting" if written is None else "written", "result": result}
 
@@ -204,11 +204,11 @@ async def _write(
     await charge_rate(request, max(1, documents))
     index = index_name(request)
     write = Write(index, within=visible_to(request) or None, **parts)
-    async with _before(request, timeout_ms):
+    async with before_deadline(request, timeout_ms):
         if wait:
-            id_ = await _writes(request).accept(write)
+            id_ = await writes_of(request).accept(write)
             return Response(to_json({"id": id_}), 202, media_type="application/json")
-        written = await _writes(request).write(write)
+        written = await writes_of(request).write(write)
     request.scope["state"]["written"] = changes(written)
     if single and written.rejected:
         code, reason = written.rejected[0].code, written.rejected[0].reason
@@ -241,7 +241,7 @@ async def _conditions(
 
 
 @asynccontextmanager
-async def _before(request: Request, timeout_ms: int | None) -> AsyncIterator[None]:
+async def before_deadline(request: Request, timeout_ms: int | None) -> AsyncIterator[None]:
     """Raises `RequestError` if the block does not end before the deadline of a request.
 
     Whether its client disconnects or not: the write goes on, and is served then.
@@ -254,7 +254,8 @@ async def _before(request: Request, timeout_ms: int | None) -> AsyncIterator[Non
         raise RequestError("deadline_exceeded", message) from error
 
 
-def _writes(request: Request) -> Writes:
+def writes_of(request: Request) -> Writes:
+    """Returns what sends writes; RequestError if the service has no writer process."""
     writes = get_state(request).writes
     if writes is None:
         message = "this service has no process that writes documents"

@@ -72,6 +72,30 @@ def test_a_search_sends_key_id_deadline_and_the_given_options_alone(kind: str) -
     assert [hit.id for hit in result.hits] == ["1"]
 
 
+@both
+def test_a_write_with_a_condition_sends_its_tag_once(kind: str) -> None:
+    found = httpx2.Response(200, json={"id": "1"}, headers={"ETag": '"0123"'})
+    changed = problem(412, "document_changed")
+    script = Script(found, changed, problem(503, "writer_unavailable"), answer(), answer())
+    assert call(script, kind, "document", "1").etag == '"0123"'
+    document = {"_id": "1", "text": "a"}
+    with pytest.raises(InvalidRequestError) as caught:
+        call(script, kind, "put_document", document, if_match='"0123"')
+    assert caught.value.code == "document_changed"
+    with pytest.raises(UnavailableError):
+        call(script, kind, "update_metadata", "1", {}, if_match="*")
+    call(script, kind, "delete_document", "1", if_match='"0123"')
+    call(script, kind, "put_document", document, only_new=True)
+    sent = [(r.headers.get("If-Match"), r.headers.get("If-None-Match")) for r in script.requests]
+    assert sent == [
+        *((None, None), ('"0123"', None), ("*", None)),
+        *(('"0123"', None), (None, "*")),
+    ]
+    assert json.loads(script.requests[1].content) == document
+    with pytest.raises(InvalidRequestError):
+        call(script, kind, "delete_document", "1", if_match="病")
+
+
 def test_responses_keep_unknown_fields_and_may_lack_known_ones() -> None:
     script = Script(answer(novel={"sentence": 3}))
     result = call(script, "sync", "search", QUERY)

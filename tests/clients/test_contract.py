@@ -22,12 +22,15 @@ ARGUMENTS: dict[str, list[Any]] = {
     "embeddings": ["问题"],
     "model": ["care-mini"],
     "document": ["d-1"],
+    "put_document": [{"_id": "d-1", "text": "文本"}],
     "put_documents": [[{"_id": "d-1", "text": "文本"}]],
     "submit_documents": [[{"_id": "d-1", "text": "文本"}]],
     "write_state": ["d-1"],
     "delete_documents": [["d-1"]],
     "delete_document": ["d-1"],
     "update_metadata": ["d-1", {}],
+    "create_index": ["of-a-clinic"],
+    "delete_index": ["of-a-clinic"],
 }
 # Parameters of paths, and their values in these calls.
 PARAMETERS = {"{model}": "care-mini", "{id}": "d-1", "{index}": "of-a-clinic"}

@@ -186,7 +186,7 @@ def test_a_manifest_round_trips(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"count": 0}, "count"),
+        ({"count": -1}, "count"),
         ({"metric": "l2"}, "metric"),
         ({"store": "tape"}, "store"),
         ({"canaries": []}, "canaries"),

@@ -50,11 +50,16 @@ class Asking:
         ]
         self._queries = 0
 
-    def write(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        status, answer = ask(self._connections[0], path, body, method)
-        assert status == 200, answer
+    def write(self, method: str, path: str, body: Any = None, status: int = 200) -> dict[str, Any]:
+        got, answer = ask(self._connections[0], path, body, method)
+        assert got == status, answer
         found: dict[str, Any] = answer
         return found
+
+    def request(self, method: str, path: str) -> int:
+        """The status that all connections get."""
+        (status,) = {ask(each, path, None, method)[0] for each in self._connections}
+        return status
 
     def found(self, text: str, prefix: str = "") -> set[str]:
         """The first hits of each connection, each for a query that no cache has."""
@@ -96,6 +101,22 @@ def test_every_search_after_the_answer_finds_what_was_written(
         assert deleted["deleted"] == 1
         assert "new0" not in asking.found("蓝色独角兽在月球上弹钢琴", prefix)
     assert len(writers(service)) == 1
+
+
+def test_all_workers_and_services_follow_indexes_that_come_and_go(start: Start) -> None:
+    services = [Asking(start(2)) for _ in range(2)]
+    text = "蓝色独角兽在月球上弹钢琴"
+    for round_ in range(3):
+        one, other = services if round_ % 2 else services[::-1]
+        statuses = {service.request("GET", "/indexes/mine") for service in services}
+        assert statuses == {404}
+        assert one.write("PUT", "/indexes/mine", status=201)["documents"] == 0
+        assert other.write("PUT", "/indexes/mine")["documents"] == 0
+        document = {"_id": f"new{round_}", "text": f"{text}。"}
+        for service in (one, other):
+            service.write("PUT", "/indexes/mine/documents", document)
+            assert service.found(text, "/indexes/mine") == {f"new{round_}"}
+        assert one.write("DELETE", "/indexes/mine") == {"name": "mine", "documents": 1}
 
 
 @pytest.mark.parametrize("workers", [1, 2])

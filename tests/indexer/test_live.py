@@ -9,7 +9,6 @@ import pytest
 from core.conditions import parse_filter
 from core.errors import (
     CareError,
-    CorpusError,
     EmbeddingServerError,
     EmbeddingSpaceError,
     IndexVersionError,
@@ -255,15 +254,13 @@ def test_other_documents_do_not_exist_for_a_bounded_caller(
     assert content(index) == expected({record["_id"]: record for record in kept})
 
 
-def test_a_request_that_would_delete_everything_fails_alone(
-    live: LiveIndex, index: IndexWriter
-) -> None:
-    failed, fine = live.commit(
-        [write(delete_where=parse_filter({})), write(put=({"_id": "a", "text": "一"},))]
-    )
-    assert isinstance(failed, CorpusError) and failed.code == "empty_corpus"
-    assert isinstance(fine, Written)
-    assert len(content(index)) == 61
+def test_the_last_document_can_be_deleted(live: LiveIndex, index: IndexWriter) -> None:
+    assert one(live, delete_where=parse_filter({})).deleted == 60
+    assert content(index) == {}
+    assert active(index).count == 0
+    live.merge()
+    assert one(live, put=({"_id": "a", "text": "一"},)).added == 1
+    assert content(index) == {"a": ("", "一", {})}
 
 
 class BrokenEncoder(BigramEncoder):

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from care.writer import Writer
 from core.errors import CareError
@@ -31,6 +32,15 @@ class HeldLive:
         self.commits: list[int] = []
         self.writes: list[Write] = []
         self.failure: CareError | None = None
+
+    def open(self, name: str) -> "HeldLive":
+        return self
+
+    def create(self, name: str, like: str, fields: Sequence[str]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def delete(self, name: str) -> dict[str, Any]:
+        raise NotImplementedError
 
     def commit(self, writes: Sequence[Write]) -> list[Written | CareError]:
         self.commits.append(len(writes))

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from care.writer import Writer
-from core.errors import CareError, CorpusError, EmbeddingServerError
+from core.errors import CareError, CorpusError, EmbeddingServerError, EmbeddingSpaceError
 from core.manifest import IndexManifest
 from tests.conftest import make_records
 from tests.encoders import BigramEncoder
@@ -37,8 +37,7 @@ def live(tmp_path: Path, manifest: IndexManifest) -> HeldLive:
 @pytest.fixture
 def writer(live: HeldLive, tmp_path: Path) -> Iterator[str]:
     """The socket of a writer."""
-    indexes = {"test": live}
-    with running_writer(tmp_path, Writer(indexes.__getitem__, 1 << 20)) as path:
+    with running_writer(tmp_path, Writer(live, 1 << 20)) as path:
         yield path
 
 
@@ -245,7 +244,7 @@ def test_arrivals_wait_and_form_the_next_commit(client: TestClient, live: HeldLi
 
 def test_a_full_queue_gets_429(serve: Serve, live: HeldLive, tmp_path: Path) -> None:
     live.hold.clear()
-    with running_writer(tmp_path, Writer(lambda _: live, 1000)) as path:
+    with running_writer(tmp_path, Writer(live, 1000)) as path:
         client = serve(writer=path)
         big = NEW | {"text": "a" * 900}
         with ThreadPoolExecutor(2) as pool:
@@ -352,6 +351,28 @@ def test_without_a_writer_writes_are_refused(serve: Serve, manifest: IndexManife
         answer = client.put(DOCUMENTS, json=NEW)
         assert (answer.status_code, answer.json()["code"]) == (503, "writer_unavailable")
         assert client.post("/search", json={"query": "发热"}).status_code == 200
+
+
+def test_the_size_of_a_version_is_that_of_all_its_segments(
+    client: TestClient, folder: Path
+) -> None:
+    client.put(DOCUMENTS, json=NEW)
+    client.delete("/documents/d0001")
+    facts = {"manifest.json", "manifest.sha256", "segment.json"}
+    *_, last = client.get("/index/versions").json()["versions"]
+    deleted = (folder.parent / last["version"] / "deleted.roaring").stat().st_size
+    sizes = [
+        path.stat().st_size
+        for path in folder.parent.glob("*/**/*")
+        if path.is_file() and path.name not in facts | {"deleted.roaring"}
+    ]
+    assert last["bytes"] == sum(sizes) + deleted
+
+
+def test_an_index_of_another_encoder_takes_no_writes(client: TestClient, live: HeldLive) -> None:
+    live.failure = EmbeddingSpaceError("it was encoded by another", code="other_encoder")
+    answer = client.put(DOCUMENTS, json=NEW)
+    assert (answer.status_code, answer.json()["code"]) == (409, "other_encoder")
 
 
 def test_writes_are_counted(client: TestClient) -> None:

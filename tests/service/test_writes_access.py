@@ -37,7 +37,7 @@ def keyed(
     serve: Serve, live: HeldLive, tmp_path: Path
 ) -> Iterator[Callable[..., Callable[..., TestClient]]]:
     """Starts a service with a key for each list of grants, and returns its client with that key."""
-    with running_writer(tmp_path, Writer(lambda _: live, 1 << 20)) as writer:
+    with running_writer(tmp_path, Writer(live, 1 << 20)) as writer:
 
         def start(**changes: Any) -> Callable[..., TestClient]:
             def with_key(*grants: dict[str, Any]) -> TestClient:
@@ -72,7 +72,7 @@ def test_a_write_needs_the_role(
 
 def test_a_key_of_one_line_may_write(serve: Serve, live: HeldLive, tmp_path: Path) -> None:
     secret, entry = new_key("k", "write")
-    with running_writer(tmp_path, Writer(lambda _: live, 1 << 20)) as writer:
+    with running_writer(tmp_path, Writer(live, 1 << 20)) as writer:
         client = serve(writer=writer, api_keys=SecretStr(entry))
         headers = {"Authorization": f"Bearer {secret}"}
         assert client.put("/documents", json=NEW, headers=headers).json()["added"] == 1

@@ -25,6 +25,7 @@ from care_client.exchange import (
     Request,
     added_up,
     checked,
+    conditional,
     document_bodies,
     number,
     parameters,
@@ -163,7 +164,10 @@ class AsyncClient:
         call = Call(
             "GET", self._connection.of_index(f"/documents/{segment('id', id)}"), deadline=True
         )
-        return await self._call(contract.DocumentResponse, call, timeout)
+        answer = await self._send(call, timeout)
+        found = read(contract.DocumentResponse, answer)
+        found._etag = answer.headers.get("etag")
+        return found
 
     async def documents(
         self, *, limit: int | None = None, after: str | None = None, timeout: float | None = None
@@ -180,6 +184,28 @@ class AsyncClient:
         return await self._call(
             contract.DocumentsResponse, Call("GET", path, deadline=True), timeout
         )
+
+    async def put_document(
+        self,
+        document: Mapping[str, Any],
+        *,
+        if_match: str | None = None,
+        only_new: bool = False,
+        timeout: float | None = None,
+    ) -> contract.WriteResponse:
+        """Adds a document, or replaces the one with its id; an invalid one is an error.
+
+        Args:
+            document: A mapping with `_id`, `text` and optionally `title` and `metadata`.
+            if_match: `etag` of the document that it replaces: if that has changed since, it is
+                `InvalidRequestError` with the code `document_changed`. `*`: there must be one.
+            only_new: Whether there must be no document with its id.
+            timeout: Time of the call [s]. A call with a condition is not repeated.
+        """
+        (body,) = document_bodies([document])
+        how = conditional(if_match, only_new=only_new)
+        call = Call("PUT", self._connection.of_index("/documents"), body, deadline=True, **how)
+        return await self._call(contract.WriteResponse, call, timeout)
 
     async def put_documents(
         self,
@@ -250,21 +276,25 @@ class AsyncClient:
         return await self._call(contract.WriteResponse, call, timeout)
 
     async def delete_document(
-        self, id: str, *, timeout: float | None = None
+        self, id: str, *, if_match: str | None = None, timeout: float | None = None
     ) -> contract.WriteResponse:
-        """Deletes a document; if there is none with this id, `missing` has it."""
+        """Deletes a document; without `if_match`, `missing` has the id if there is none."""
         path = self._connection.of_index(f"/documents/{segment('id', id)}")
-        return await self._call(
-            contract.WriteResponse, Call("DELETE", path, deadline=True), timeout
-        )
+        call = Call("DELETE", path, deadline=True, **conditional(if_match))
+        return await self._call(contract.WriteResponse, call, timeout)
 
     async def update_metadata(
-        self, id: str, metadata: Mapping[str, Any], *, timeout: float | None = None
+        self,
+        id: str,
+        metadata: Mapping[str, Any],
+        *,
+        if_match: str | None = None,
+        timeout: float | None = None,
     ) -> contract.WriteResponse:
         """Replaces the metadata of a document, which is not encoded again."""
         path = self._connection.of_index(f"/documents/{segment('id', id)}")
         body = checked(contract.PATCH_REQUEST, {"metadata": metadata})
-        call = Call("PATCH", path, body, deadline=True)
+        call = Call("PATCH", path, body, deadline=True, **conditional(if_match))
         return await self._call(contract.WriteResponse, call, timeout)
 
     async def index(self, *, timeout: float | None = None) -> contract.IndexResponse:
@@ -275,6 +305,34 @@ class AsyncClient:
     async def indexes(self, *, timeout: float | None = None) -> contract.IndexesResponse:
         """Lists the indexes of the service that the key may search."""
         return await self._call(contract.IndexesResponse, Call("GET", "/indexes"), timeout)
+
+    async def create_index(
+        self,
+        name: str,
+        *,
+        like: str | None = None,
+        filter_fields: Iterable[str] | None = None,
+        timeout: float | None = None,
+    ) -> contract.IndexResponse:
+        """Creates an index without documents; needs an admin key. An equal one is left as it is.
+
+        Args:
+            name: Its name: up to 64 letters, digits, `.`, `_` and `-`.
+            like: Name or alias of the index whose settings it gets; by default that of the service.
+            filter_fields: Metadata fields that filters may have before any document has them.
+            timeout: Time of the call [s].
+        """
+        fields = None if filter_fields is None else list(filter_fields)
+        body = checked(contract.CREATE_REQUEST, {"like": like, "filter_fields": fields})
+        call = Call("PUT", f"/indexes/{segment('name', name)}", body, deadline=True)
+        return await self._call(contract.IndexResponse, call, timeout)
+
+    async def delete_index(
+        self, name: str, *, timeout: float | None = None
+    ) -> contract.DeletedIndexResponse:
+        """Deletes an index with all of its versions; needs an admin key."""
+        call = Call("DELETE", f"/indexes/{segment('name', name)}", deadline=True)
+        return await self._call(contract.DeletedIndexResponse, call, timeout)
 
     async def versions(self, *, timeout: float | None = None) -> contract.VersionsResponse:
         """Lists the versions of the index on disk; needs an admin key."""
@@ -329,12 +387,12 @@ class AsyncClient:
         return read(model, await self._send(call, timeout))
 
     async def _send(self, call: Call, timeout: float | None) -> Answer:
-        """Returns the response of a call with status 200 or 202, after the retries it allows."""
+        """Returns the response of a call with status 200 to 202, after the retries it allows."""
         request = Request.of(self._connection, call, timeout)
         retries = 0
         while True:
             reply = await self._reply(request)
-            if isinstance(reply, Answer) and reply.status in (200, 202) and not reply.too_long:
+            if isinstance(reply, Answer) and reply.status in (200, 201, 202) and not reply.too_long:
                 return reply
             await asyncio.sleep(wait_or_raise(request, reply, retries))
             retries += 1

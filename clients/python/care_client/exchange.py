@@ -98,6 +98,7 @@ class Call:
     Attributes:
         repeatable: Whether the request may be sent again after a failure.
         deadline: Whether the route reads `X-Request-Timeout-Ms`.
+        headers: Further headers.
     """
 
     method: str
@@ -105,6 +106,7 @@ class Call:
     body: Any = None
     repeatable: bool = True
     deadline: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ class Request:
     @property
     def headers(self) -> dict[str, str]:
         """Its headers, with the time that the service has now."""
-        headers = {**self.connection.headers, "X-Request-ID": self.id}
+        headers = {**self.connection.headers, **self.call.headers, "X-Request-ID": self.id}
         if self.content is not None:
             headers["Content-Type"] = "application/json"
         if self.call.deadline:
@@ -293,6 +295,20 @@ def search_bodies(
         )
         for query in queries
     ]
+
+
+def conditional(if_match: str | None, *, only_new: bool = False) -> dict[str, Any]:
+    """Returns the fields of a call that a document must meet; such a call is not repeated.
+
+    Raises:
+        InvalidRequestError: If a tag is not as a service gives it.
+    """
+    if if_match is not None and not (isinstance(if_match, str) and if_match.isascii()):
+        raise invalid("if_match", "is no etag of a document")
+    headers = {} if if_match is None else {"If-Match": if_match}
+    if only_new:
+        headers["If-None-Match"] = "*"
+    return {"headers": headers, "repeatable": not headers}
 
 
 def document_bodies(documents: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

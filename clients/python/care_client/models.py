@@ -101,6 +101,13 @@ class EmbeddingsRequest(EmbeddingsOptions):
     input: str | Sequence[str]
 
 
+class CreateRequest(TypedDict, total=False):
+    """The settings of a new index: those of another one, and the first filter fields."""
+
+    like: str
+    filter_fields: Sequence[str]
+
+
 class DeleteRequest(TypedDict, total=False):
     """Which documents to delete: these ids, or all that match a filter."""
 
@@ -116,6 +123,7 @@ class PatchRequest(TypedDict):
 
 SEARCH_REQUEST = TypeAdapter(SearchRequest)
 EMBEDDINGS_REQUEST = TypeAdapter(EmbeddingsRequest)
+CREATE_REQUEST = TypeAdapter(CreateRequest)
 DELETE_REQUEST = TypeAdapter(DeleteRequest)
 PATCH_REQUEST = TypeAdapter(PatchRequest)
 
@@ -191,6 +199,7 @@ class DocumentResponse(_Response):
         index: The index version that the document comes from.
     """
 
+    _etag: str | None = None
     id: str
     title: str = ""
     text: str | None = None
@@ -201,13 +210,14 @@ class DocumentResponse(_Response):
     passages: list[PassageResponse] = Field(default_factory=list)
     index: IndexReference = Field(default_factory=IndexReference)
 
+    @property
+    def etag(self) -> str | None:
+        """What `if_match` of a write has, so that it fails if the document has changed since."""
+        return self._etag
+
 
 class ListedDocument(_Response):
-    """A document of a list.
-
-    Attributes:
-        chunks: Number of chunks of the document, in an index of chunks.
-    """
+    """A document of a list; `chunks` is the number of its chunks, in an index of chunks."""
 
     id: str
     title: str = ""
@@ -230,13 +240,7 @@ class DocumentsResponse(_Response):
 
 
 class RejectedRecord(_Response):
-    """A document that was not written.
-
-    Attributes:
-        position: Its position in the documents that were given, from 0.
-        id: Its id, if it has a valid one.
-        code: Stable identifier of the reason.
-    """
+    """A document that was not written; `position` is its place in those given, from 0."""
 
     position: int
     id: str | None = None
@@ -401,6 +405,13 @@ class VersionsResponse(_Response):
 
     name: str
     versions: list[ListedVersion]
+
+
+class DeletedIndexResponse(_Response):
+    """An index that was deleted."""
+
+    name: str
+    documents: int | None = None
 
 
 class IndexesResponse(_Response):
