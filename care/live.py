@@ -1,11 +1,20 @@
 """The indexes of a service, opened for writes with the document encoders of its pairs."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 
+from core.breaker import Breaker
 from core.encoders import Encoder, EncoderSpec, Encoding, OffsetTokenizer, Pair
-from core.errors import CareError, EmbeddingSpaceError
+from core.errors import (
+    CareError,
+    EmbeddingServerError,
+    EmbeddingSpaceError,
+    ProviderError,
+    TextRejectedError,
+)
 from core.manifest import IndexManifest
+from core.retries import RetryPolicy
 from indexer.live.index import LiveIndex
 from indexer.publication import IndexWriter
 from indexer.update import active_manifest
@@ -13,6 +22,13 @@ from models.encoders.factory import BACKENDS, DTYPES, EncoderOptions, document_e
 from models.pairs import load_pair
 from service.settings import Settings, plain
 from stores.token_vectors import token_vector_spec
+
+# How long the encoder may take for a batch; one on a processor takes seconds [s].
+HANGS = 120.0
+# Batches that are encoded at once.
+_THREADS = 4
+# A request of a writer is answered within seconds, or sent again.
+_RETRIES = RetryPolicy(retries=1, backoff=0.5, longest_wait=5.0)
 
 
 class LiveIndexes:
@@ -50,7 +66,13 @@ class LiveIndexes:
         )
         if url := plain(self._settings.document_url):
             model = self._settings.document_model or None
-            options = EncoderOptions(backend="openai", base_url=url, model=model)
+            options = EncoderOptions(
+                backend="openai",
+                base_url=url,
+                model=model,
+                timeout=self._settings.timeout_ms / 1000,
+                retries=_RETRIES,
+            )
         with self._lock:
             key = pair.name, options
             return self._encoders.setdefault(key, _LazyEncoder(pair, options))
@@ -63,7 +85,8 @@ class LiveIndexes:
 class _LazyEncoder:
     """A document encoder that is loaded when it is used; until it can be, each use fails.
 
-    Its users are threads of several indexes.
+    One that fails repeatedly, or does not return, is not waited for again by each use. Its users
+    are threads of several indexes.
     """
 
     def __init__(self, pair: Pair, options: EncoderOptions) -> None:
@@ -71,9 +94,20 @@ class _LazyEncoder:
         self._pair, self._options = pair, options
         self._loaded: Encoder | None = None
         self._lock = Lock()
+        self._breaker = Breaker("the document encoder")
+        # A call that does not return keeps its thread.
+        self._threads = ThreadPoolExecutor(_THREADS, "encode")
 
     def encode(self, texts: Sequence[str]) -> Encoding:
-        return self._encoder().encode(texts)
+        failures = EmbeddingServerError, ProviderError
+        with self._breaker.call(*failures, answers=(TextRejectedError,)):
+            call = self._threads.submit(self._encoder().encode, texts)
+            try:
+                return call.result(HANGS)
+            except TimeoutError as error:
+                call.cancel()
+                message = f"the encoder of {self.spec.model} did not return within {HANGS:.0f} s"
+                raise ProviderError(message, code="encoder_hangs", seconds=HANGS) from error
 
     def token_offsets(self, text: str) -> Sequence[tuple[int, int]]:
         encoder = self._encoder()

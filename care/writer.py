@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from care.live import LiveIndexes
-from core.errors import CareError, describe
+from core.errors import CareError, CorpusError, DataError, QueryError, describe
 from core.writes import Write, Written, error_json, frame, read_frame
 from service.observe.logs import configure_logs
 from service.settings import read_settings
@@ -116,7 +116,13 @@ class _Queue:
     def _commit(self, writes: Sequence[Write]) -> Sequence[Written | CareError]:
         try:
             self._live = self._live or self._open()
-            return self._live.commit(writes)
+            results = self._live.commit(writes)
+            # Of the caller's faults and those of documents the answer says what is wrong.
+            failures = {str(e): e for e in results if isinstance(e, CareError) and not _is_data(e)}
+            for failure in failures.values():
+                fields = _fields(failure) | {"index": writes[0].index}
+                _LOG.error("documents cannot be written", extra={"fields": fields})
+            return results
         except Exception as error:
             self._live = None
             fields = _fields(error) | {"index": writes[0].index}
@@ -135,6 +141,10 @@ class _Queue:
             if not (isinstance(error, CareError) and error.code == "locked"):
                 self._live = None
                 _LOG.error("segments cannot be merged", extra={"fields": _fields(error)})
+
+
+def _is_data(error: CareError) -> bool:
+    return isinstance(error, CorpusError | DataError | QueryError)
 
 
 def _fields(error: Exception) -> dict[str, str]:
