@@ -444,7 +444,8 @@ def _token_vectors(pair: Pair, options: IndexOptions) -> TokenVectorSpec | None:
 def _encoder_options(
     options: IndexOptions, token_vectors: TokenVectorSpec | None = None
 ) -> EncoderOptions:
-    names = {field.name for field in fields(EncoderOptions)} - {"token_vectors"}
+    names = {f.name for f in fields(EncoderOptions)} & {f.name for f in fields(options)}
+    names -= {"token_vectors"}
     shared = {name: getattr(options, name) for name in names}
     return EncoderOptions(**shared, token_vectors=token_vectors)
 

@@ -3,15 +3,24 @@
 import os
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from core.breaker import Breaker
 from core.encoders import Encoder, EncoderSpec, Encoding, OffsetTokenizer, Pair
-from core.errors import CareError, EmbeddingSpaceError
+from core.errors import (
+    CareError,
+    EmbeddingServerError,
+    EmbeddingSpaceError,
+    ProviderError,
+    TextRejectedError,
+)
 from core.files import writing_in
 from core.locks import exclusive
 from core.manifest import IndexManifest
+from core.retries import RetryPolicy
 from core.versions import list_indexes
 from core.writes import Write, Written
 from indexer.live.creation import create_index, delete_index
@@ -101,6 +110,14 @@ class BoundedIndex:
         return self._index.merge()
 
 
+# How long the encoder may take for a batch; one on a processor takes seconds [s].
+HANGS = 120.0
+# Batches that are encoded at once.
+_THREADS = 4
+# A request of a writer is answered within seconds, or sent again.
+_RETRIES = RetryPolicy(retries=1, backoff=0.5, longest_wait=5.0)
+
+
 class LiveIndexes:
     """Opens indexes for writes. Each encoder is loaded once, at the first text that it encodes."""
 
@@ -166,7 +183,13 @@ class LiveIndexes:
         )
         if url := plain(self._settings.document_url):
             model = self._settings.document_model or None
-            options = EncoderOptions(backend="openai", base_url=url, model=model)
+            options = EncoderOptions(
+                backend="openai",
+                base_url=url,
+                model=model,
+                timeout=self._settings.timeout_ms / 1000,
+                retries=_RETRIES,
+            )
         with self._lock:
             key = pair.name, options
             return self._encoders.setdefault(key, _LazyEncoder(pair, options))
@@ -179,7 +202,8 @@ class LiveIndexes:
 class _LazyEncoder:
     """A document encoder that is loaded when it is used; until it can be, each use fails.
 
-    Its users are threads of several indexes.
+    One that fails repeatedly, or does not return, is not waited for again by each use. Its users
+    are threads of several indexes.
     """
 
     def __init__(self, pair: Pair, options: EncoderOptions) -> None:
@@ -187,9 +211,20 @@ class _LazyEncoder:
         self._pair, self._options = pair, options
         self._loaded: Encoder | None = None
         self._lock = Lock()
+        self._breaker = Breaker("the document encoder")
+        # A call that does not return keeps its thread.
+        self._threads = ThreadPoolExecutor(_THREADS, "encode")
 
     def encode(self, texts: Sequence[str]) -> Encoding:
-        return self._encoder().encode(texts)
+        failures = EmbeddingServerError, ProviderError
+        with self._breaker.call(*failures, answers=(TextRejectedError,)):
+            call = self._threads.submit(self._encoder().encode, texts)
+            try:
+                return call.result(HANGS)
+            except TimeoutError as error:
+                call.cancel()
+                message = f"the encoder of {self.spec.model} did not return within {HANGS:.0f} s"
+                raise ProviderError(message, code="encoder_hangs", seconds=HANGS) from error
 
     def token_offsets(self, text: str) -> Sequence[tuple[int, int]]:
         encoder = self._encoder()

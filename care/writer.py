@@ -21,7 +21,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from care.live import LiveIndexes
-from core.errors import CareError, CorpusError, IndexVersionError, describe
+from core.errors import (
+    CareError,
+    CorpusError,
+    DataError,
+    IndexVersionError,
+    QueryError,
+    describe,
+)
 from core.writes import Write, Written, error_json, frame, read_frame
 from service.observe.logs import configure_logs
 from service.settings import read_settings
@@ -139,7 +146,13 @@ class _Queue:
     def _commit(self, writes: Sequence[Write]) -> Sequence[Written | CareError]:
         try:
             self._live = self._live or self._open()
-            return self._live.commit(writes)
+            results = self._live.commit(writes)
+            # Of the caller's faults and those of documents the answer says what is wrong.
+            failures = {str(e): e for e in results if isinstance(e, CareError) and not _is_data(e)}
+            for failure in failures.values():
+                fields = _fields(failure) | {"index": writes[0].index}
+                _LOG.error("documents cannot be written", extra={"fields": fields})
+            return results
         except Exception as error:
             self._live = None
             return [_shown(error, "documents cannot be written", index=writes[0].index)] * len(
@@ -172,6 +185,10 @@ def _shown(error: Exception, message: str, **fields: str) -> CareError:
     if isinstance(error, CareError):
         return error
     return CareError(f"an unexpected error: {type(error).__name__}", code="internal_error")
+
+
+def _is_data(error: CareError) -> bool:
+    return isinstance(error, CorpusError | DataError | QueryError)
 
 
 def _fields(error: Exception) -> dict[str, str]:

@@ -37,7 +37,8 @@ def verify_files(folder: Path, manifest: IndexManifest, known: Collection[Part] 
                 raise IndexVersionError.at(part.folder / MANIFEST, reason, "file_missing")
     for own in {folder, *(part.folder for part in new)}:
         for path in (own, *own.rglob("*")):
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            # What is gone by now belonged to another version, or is found to be missing below.
+            if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
                 raise linked(path)
     files = {folder / name: record for name, record in manifest.all_files.items()}
     for part in new:

@@ -146,7 +146,7 @@ def prune(index: IndexWriter, builds: Path, *, keep: int) -> list[str]:
         with suppress(CareError), exclusive(folder, "prune", BUILD_LOCK):
             for version in hidden_names(folder, NEW):
                 hidden(folder, version, NEW).rename(hidden(folder, version, DELETED))
-            _hide_unused(index, needed)
+            hide_unused(index, needed)
     index.remove_deleted()
     for key in hidden_names(own_builds, DELETED):
         remove_folder(hidden(own_builds, key, DELETED))
@@ -177,8 +177,11 @@ def _remove_facts(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _hide_unused(index: IndexWriter, needed: Collection[str]) -> None:
-    """Hides folders without a manifest whose segments no version needs, to delete them."""
+def hide_unused(index: IndexWriter, needed: Collection[str]) -> None:
+    """Hides folders without a manifest whose segments no version needs, to delete them.
+
+    The index is locked for builds and changes.
+    """
     for folder in _without_manifest(index):
         if folder.name in needed:
             _remove_facts(folder)

@@ -22,7 +22,9 @@ from service.observe.metrics import CHANGES, Metrics
 # Errors of what is written, by the names of their classes, and of encoders. Messages of the latter
 # can name servers, and are in the log of the writer.
 _OF_DATA = {"CorpusError", "DataError", "QueryError"}
-_OF_ENCODERS = {"EmbeddingServerError", "PairError", "ProviderError", "VectorError"}
+_OF_ENCODERS = {
+    *("EmbeddingServerError", "PairError", "ProviderError", "UnavailableError", "VectorError")
+}
 # How long writes may take when the service ends [s].
 _END = 5.0
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from core.encoders import Encoder
-from core.errors import CareError
+from core.encoders import Encoder, Encoding
+from core.errors import CareError, ProviderError, VectorError
 from core.files import writing_in
 from core.manifest import TOKENS, IndexManifest, UpdateRecord
 from core.text import document_text
@@ -20,14 +20,14 @@ from core.types import Document, FloatArray
 from core.writes import Write, Written
 from indexer.chunking import Chunker
 from indexer.encoding import check_encoded
-from indexer.failures import ENCODING_ERRORS, FailureIsolator
+from indexer.failures import ENCODING_ERRORS, FailureIsolator, IsolationResult
 from indexer.live.joining import join, segments_to_join
 from indexer.live.requests import Parsed, Requests, parse
 from indexer.live.segment import NewSegment, write_segment
 from indexer.live.version import Changed, compose, publish
 from indexer.publication import LIVE_KEY, WRITE, IndexWriter, is_live
 from indexer.state import IndexState, check_encoder
-from indexer.versions import retire, segment_folders
+from indexer.versions import hide_unused, retire, segment_folders
 
 # How long versions of live writes are kept, and the most of them.
 KEPT, MOST_KEPT = timedelta(hours=1), 1_000
@@ -188,7 +188,10 @@ class LiveIndex:
         return new + len(state.deleted) > MOST_CHANGED * base
 
     def _retire(self) -> None:
-        """Deletes versions of live writes that are too old or too many; locked for changes."""
+        """Deletes versions of live writes that are too old or too many, and what they alone needed.
+
+        The index is locked for builds and changes.
+        """
         index = self._index
         active, now = index.active(), datetime.now(UTC)
         versions = index.versions()
@@ -196,8 +199,9 @@ class LiveIndex:
         old = [one for one in live if now - _written(one) > KEPT]
         gone = {*old, *live[: max(0, len(live) - MOST_KEPT)]}
         if gone:
-            kept = [one for one in versions if one not in gone]
-            retire(index, gone, segment_folders(index, kept))
+            needed = segment_folders(index, [one for one in versions if one not in gone])
+            retire(index, gone, needed)
+            hide_unused(index, needed)
 
     def _refresh(self) -> IndexState:
         """Returns the active version; segments that are open stay open."""
@@ -221,39 +225,54 @@ class LiveIndex:
         encoded = encoded or _Encoded()
         new = [chunks for one in parsed for chunks in one.documents()]
         found = state.find({chunks[0].parent or chunks[0].id for chunks in new})
-        texts: dict[str, None] = {}
+        texts: dict[str, str] = {}  # with the id of a document that has each
         for chunks in new:
             rows = found.get(chunks[0].parent or chunks[0].id, range(0))
             known = self._texts_of(state, rows) if rows else {}
-            texts |= dict.fromkeys(text for text in map(_text, chunks) if text not in known)
+            texts |= {_text(one): one.id for one in chunks if _text(one) not in known}
         for rows in state.find({id_ for one in parsed for id_, _ in one.write.patch}).values():
             if not self._texts_of(state, rows):
-                texts |= dict.fromkeys(map(_text, state.chunks(rows)))
+                texts |= {_text(one): one.id for one in state.chunks(rows)}
         lacking = [t for t in texts if t not in encoded.vectors and t not in encoded.failed]
         lacking.sort(key=len, reverse=True)
-        isolator = FailureIsolator(self._encoder.encode)
+        with_tokens = TOKENS in state.manifest.components
+
+        def encode(some: Sequence[str]) -> Encoding:
+            return self._checked(some, [texts.get(text, "") for text in some], with_tokens)
+
+        isolator = FailureIsolator(encode)
         try:
             for start in range(0, len(lacking), self._batch_size):
-                self._encode_batch(lacking[start : start + self._batch_size], encoded, isolator)
+                batch = lacking[start : start + self._batch_size]
+                try:
+                    result = IsolationResult([(list(range(len(batch))), encode(batch))])
+                    isolator.succeeded()
+                except ENCODING_ERRORS as error:
+                    result = isolator.encode(batch, error)
+                encoded.failed |= {batch[i]: reason for i, reason in result.failed.items()}
+                for positions, encoding in result.parts:
+                    own = [batch[i] for i in positions]
+                    encoded.vectors |= zip(own, encoding.vectors, strict=True)
+                    encoded.tokens |= zip(own, encoding.token_vectors or (), strict=False)
         except CareError as error:
             encoded.error = error
         return encoded
 
-    def _encode_batch(
-        self, texts: Sequence[str], encoded: _Encoded, isolator: FailureIsolator
-    ) -> None:
+    def _checked(self, texts: Sequence[str], ids: Sequence[str], with_tokens: bool) -> Encoding:
+        """Encodes texts; CareError for whatever fails, and for what cannot be vectors of them."""
         try:
-            parts = [(list(range(len(texts))), self._encoder.encode(texts))]
-            isolator.succeeded()
-        except ENCODING_ERRORS as error:
-            found = isolator.encode(texts, error)
-            parts = found.parts
-            encoded.failed |= {texts[i]: reason for i, reason in found.failed.items()}
-        for positions, encoding in parts:
-            own = [texts[i] for i in positions]
-            check_encoded(encoding.vectors, self._encoder.spec.dimension, own)
-            encoded.vectors |= zip(own, encoding.vectors, strict=True)
-            encoded.tokens |= zip(own, encoding.token_vectors or (), strict=False)
+            encoding = self._encoder.encode(texts)
+        except CareError:
+            raise
+        except Exception as error:
+            message = f"the encoder failed: {type(error).__name__}"
+            raise ProviderError(message, code="encoder_fails") from error
+        check_encoded(encoding.vectors, self._encoder.spec.dimension, ids)
+        if with_tokens and len(encoding.token_vectors or ()) != len(texts):
+            message = "the encoder returns no token vectors, which the index has: build the index "
+            message += "without them, or encode without a server"
+            raise VectorError(message, code="no_token_vectors")
+        return encoding
 
     def _texts_of(self, state: IndexState, rows: range) -> dict[str, int]:
         """Returns the texts of rows whose vectors can be taken, with their rows."""

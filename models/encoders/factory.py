@@ -14,6 +14,7 @@ from core.choices import Backend, Dtype
 from core.encoders import Encoder, EncoderSpec, OffsetTokenizer, Pair, TokenVectorSpec
 from core.errors import CareError, PairError, ProviderError
 from core.machine import available_cpus, cpu_flags
+from core.retries import RetryPolicy
 from models.encoders.onnx import OnnxEncoder, OnnxTokenEncoder
 from models.encoders.tokenizer import file_tokenizer
 
@@ -29,6 +30,8 @@ _INSTRUCTIONS: dict[str, set[str]] = {
     "bfloat16": {"amx_bf16", "avx512_bf16"},
     "int8": {"avx512_vnni"},
 }
+
+_RETRIES = RetryPolicy()
 
 _TRAINING = (
     "run the command in .venv-test, the environment of make train, "
@@ -52,6 +55,8 @@ class EncoderOptions:
     concurrency: int = 8
     batch_size: int = 32
     truncate: bool = False
+    timeout: float = 300.0  # of a request to a server [s]
+    retries: RetryPolicy = _RETRIES  # of a request to a server
     # The token vectors that are computed beside vectors, for backend "onnx"; None for none.
     token_vectors: TokenVectorSpec | None = None
 
@@ -231,6 +236,8 @@ def _server_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
         api_key=os.environ.get("OPENAI_API_KEY"),
         concurrency=options.concurrency,
         request_texts=options.batch_size,
+        timeout=options.timeout,
+        retries=options.retries,
         truncate=options.truncate,
         load_tokenizer=partial(_tokenizer, pair),
     )

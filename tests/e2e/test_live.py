@@ -6,13 +6,16 @@ import signal
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
 from core.service_process import ServerProcess, start_service
 from tests.e2e.test_workers import ask, build_small, wait_until
+from tests.models.encoders.embedding_server import FakeServer, Handler, item
 
 pytestmark = pytest.mark.e2e
 
@@ -30,9 +33,9 @@ def start(own_indexes: Path) -> Iterator[Start]:
     """Starts a service that loads no version by itself."""
     started: list[ServerProcess] = []
 
-    def start(workers: int) -> ServerProcess:
+    def start(workers: int, **more: str) -> ServerProcess:
         settings = {"WORKERS": str(workers), "WATCH_SECONDS": "0", "TIMEOUT_MS": "60000"}
-        started.append(start_service(own_indexes, "sample", settings))
+        started.append(start_service(own_indexes, "sample", settings | more))
         return started[-1]
 
     yield start
@@ -50,8 +53,12 @@ class Asking:
         ]
         self._queries = 0
 
+    @property
+    def connection(self) -> HTTPConnection:
+        return self._connections[0]
+
     def write(self, method: str, path: str, body: Any = None, status: int = 200) -> dict[str, Any]:
-        got, answer = ask(self._connections[0], path, body, method)
+        got, answer = ask(self.connection, path, body, method)
         assert got == status, answer
         found: dict[str, Any] = answer
         return found
@@ -142,3 +149,25 @@ def test_the_writer_ends_with_a_killed_service(start: Start) -> None:
     (writer,) = writers(service)
     service.process.kill()
     wait_until(lambda: not Path(f"/proc/{writer}").exists())
+
+
+def test_a_server_encodes_documents_and_without_it_others_are_deleted(start: Start) -> None:
+    def answer(handler: Handler, body: dict[str, Any]) -> None:
+        handler.send_items([item(i, np.eye(1, 384)[0]) for i, _ in enumerate(body["input"])])
+
+    server = FakeServer()
+    server.answer = answer
+    Thread(target=server.serve_forever, daemon=True).start()
+    service = start(1, DOCUMENT_URL=f"{server.url}/v1", DOCUMENT_MODEL="served")
+    asking = Asking(service)
+    documents = [{"_id": f"new{i}", "text": f"蓝色独角兽{i}"} for i in range(50)]
+    assert asking.write("PUT", "/documents", documents)["added"] == 50
+    assert sum(len(body["input"]) for body in server.requests) == 1 + 50
+    assert {body["model"] for body in server.requests} == {"served"}
+    server.shutdown()
+    server.server_close()
+    status, refused = ask(asking.connection, "/documents", {"_id": "x", "text": "一"}, "PUT")
+    assert (status, refused["code"]) == (503, "encoding_failed")
+    assert asking.write("DELETE", "/documents/new0")["deleted"] == 1
+    patched = asking.write("PATCH", "/documents/new1", {"metadata": {"ward": 7}})
+    assert patched["replaced"] == 1

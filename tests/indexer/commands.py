@@ -213,7 +213,7 @@ def watch_points(
 
 def _work(folder: Path, command: Command, kill: int, pause: int, pipe: Connection) -> None:
     publication.CHANGE_WAIT = publication.BUILD_WAIT = _WAIT
-    _set_clock(timedelta(days=command.days))
+    set_clock(timedelta(days=command.days))
     value = None
 
     def job() -> None:
@@ -239,7 +239,7 @@ def _concerns(folder: Path, argument: Any) -> bool:
     return str(argument).startswith(str(folder))
 
 
-def _set_clock(forward: timedelta) -> None:
+def set_clock(forward: timedelta) -> None:
     """Sets the clock of all modules of this process that read it."""
 
     class Shifted(datetime):

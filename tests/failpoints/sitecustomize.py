@@ -1,0 +1,5 @@
+"""Python imports this in each process of a service that `tests.failpoints` watches."""
+
+from tests.failpoints import install
+
+install()
