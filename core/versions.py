@@ -51,7 +51,7 @@ from core.records import parse_json
 MANIFEST = "manifest.json"
 CHECKSUM = "manifest.sha256"
 
-_CURRENT = "CURRENT"
+CURRENT = "CURRENT"
 # More than `CURRENT` and a checksum take [bytes].
 _LINE_BYTES = 1 << 12
 # Files that every version has, apart from its vectors.
@@ -67,7 +67,7 @@ _NAME = re.compile(NAME)
 
 def list_indexes(root: Path) -> list[str]:
     """Returns the names of the indexes in a folder that have an active version."""
-    return sorted(path.parent.name for path in root.glob(f"*/{_CURRENT}"))
+    return sorted(path.parent.name for path in root.glob(f"*/{CURRENT}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class IndexFolder:
 
     def active(self) -> str:
         """Returns the id of the active version; IndexVersionError if there is none."""
-        path = self.path / _CURRENT
+        path = self.path / CURRENT
         try:
             version = read_small(path, _LINE_BYTES).decode(errors="replace").strip()
         except FileNotFoundError as error:
@@ -193,7 +193,7 @@ class IndexFolder:
             IndexVersionError: If the version does not exist.
         """
         self.check(version)
-        with atomic(self.path / _CURRENT) as temporary:
+        with atomic(self.path / CURRENT) as temporary:
             temporary.write_text(version + "\n", encoding="utf-8")
             sync(temporary)
             yield
