@@ -87,7 +87,7 @@ class LiveFolder:
         self._seen: dict[str, _Stamp] | None = None  # by the last look
         # Files that cannot be read, which are tried again when they change.
         self._failed: dict[str, _Stamp] = {}
-        self._is_empty = False
+        self._is_empty = self._is_large = False
 
     def watch(self) -> Iterator[FolderChange]:
         """Yields what has changed in the index, whenever it has, for ever.
@@ -226,6 +226,9 @@ class LiveFolder:
     def _merge(self) -> None:
         try:
             self._live.merge()
+            if self._live.is_large and not self._is_large:
+                _log.warning("a fifth of the index has changed: care merge makes it faster again")
+            self._is_large = self._live.is_large
         except CareError as error:
             if error.code != "locked":  # a build, which a later merge follows
                 _log.warning("%s", error)

@@ -1,6 +1,7 @@
-"""`care update --watch` as a process beside a service of several workers."""
+"""Processes that change an index beside a service of several workers."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from care.cli.main import main
 from core.service_process import running_service
+from core.versions import IndexFolder, read_manifest
 from tests.e2e.test_live import Asking
 from tests.e2e.test_workers import wait_until
 
@@ -47,3 +49,17 @@ def test_a_service_follows_an_index_that_follows_a_folder(tmp_path: Path) -> Non
     (unread, ended) = log.read_text("utf-8").splitlines()
     assert unread.startswith(f"WARNING: {notes}/bad.pdf ") and ended.startswith("interrupted")
     assert main(["versions", "verify", "--index", "mine", "--indexes", str(indexes)]) == 0
+
+
+def test_workers_follow_a_base_that_is_built_anew(indexes: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(indexes, tmp_path / "indexes"))
+    with running_service(own, "sample", WORKERS="2", WATCH_SECONDS="600") as service:
+        asking = Asking(service)
+        asking.write("PUT", "/documents", {"_id": "new", "text": "蓝色独角兽在月球上弹钢琴。"})
+        settings = {"CARE_INDEXES": str(own), "CARE_INDEX": "sample"}
+        command = [sys.executable, "-m", "care.live", "sample"]
+        subprocess.run(command, env=os.environ | settings, check=True, timeout=100)
+        folder = IndexFolder(own, "sample")
+        assert read_manifest(folder.version(folder.active())).segments == ()
+        wait_until(lambda: asking.write("GET", "/index")["version"] == folder.active())
+        assert asking.found("蓝色独角兽在月球上弹钢琴") == {"new"}
