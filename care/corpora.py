@@ -1,6 +1,8 @@
 """Corpora that functions of the Python API take: paths, or documents in memory."""
 
 import json
+import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,19 +13,26 @@ import pyarrow as pa
 from core.errors import CorpusError
 from core.scratch import temporary_folder
 
-# A path, a folder or a glob; or documents with the fields of a JSONL corpus, texts alone, or a data
-# frame, which exports its columns (`__arrow_c_stream__`).
+STANDARD_INPUT = "-"
+# A path, a folder or a glob, or `STANDARD_INPUT` for JSONL; or documents with the fields of a JSONL
+# corpus, texts alone, or a data frame, which exports its columns (`__arrow_c_stream__`).
 Corpus = str | Path | Iterable[Mapping[str, Any] | str]
 
 
 @contextmanager
 def corpus_path(corpus: Corpus, builds: Path) -> Iterator[str]:
-    """Yields the path of a corpus; documents in memory are written to a temporary file."""
-    if isinstance(corpus, str | Path):
+    """Yields the path of a corpus; other documents are written to a temporary file."""
+    if isinstance(corpus, str | Path) and str(corpus) != STANDARD_INPUT:
         yield str(corpus)
         return
     builds.mkdir(parents=True, exist_ok=True)
     with temporary_folder(builds) as folder:
+        if isinstance(corpus, str | Path):
+            path = folder / "standard-input.jsonl"
+            with path.open("wb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+            yield str(path)
+            return
         if hasattr(corpus, "__arrow_c_stream__"):
             path = folder / "documents.arrow"
             rows = pa.RecordBatchReader.from_stream(corpus)
@@ -33,10 +42,10 @@ def corpus_path(corpus: Corpus, builds: Path) -> Iterator[str]:
             yield str(path)
             return
         path = folder / "documents.jsonl"
-        with path.open("w", encoding="utf-8") as file:
+        with path.open("w", encoding="utf-8") as written:
             for number, document in enumerate(corpus, start=1):
                 # ASCII, so that half a surrogate pair reaches the reader, which rejects it.
-                file.write(f"{_document_line(document, number)}\n")
+                written.write(f"{_document_line(document, number)}\n")
         yield str(path)
 
 

@@ -133,7 +133,7 @@ def build_index(
         if reuse and (current := up_to_date(settings, pair.document)):
             return _version(current, chosen)
         settings, encoder = _executor(pair, settings, chosen, cut=bool(chosen.chunk_tokens))
-        queries = query_encoder(pair, _encoder_options(chosen))
+        queries = query_encoder(pair, encoder_options(chosen))
         manifest, encoded = build(settings, encoder, queries)
     return _version(manifest, chosen, encoded, built=True)
 
@@ -183,17 +183,15 @@ def update_index(
         CareError: If the update fails for another reason. No version is published.
     """
     given = replace(options or IndexOptions(), **changes)
-    base = active_manifest(IndexWriter(given.indexes, name, vector_stores(given.milvus_uri)))
-    pair, chosen = _resolve(_as_before(given, base), base)
+    base, pair, chosen, settings = active_settings(name, given, progress=progress)
     deleted = Path(delete) if isinstance(delete, str) else delete
     ids = deleted if isinstance(deleted, Path | None) else list(deleted)
-    settings = _build_options(name, "", chosen, pair, base, progress=progress)
     if add is None and ids is None and _only_components(given, settings, base):
         manifest = update_components(settings, base, pair.document)
         return _version(manifest or base, chosen, built=manifest is not None)
     with corpus_path(add if add is not None else "", chosen.builds) as path:
         settings, encoder = _executor(pair, settings, chosen, cut=bool(base.chunking))
-        queries = query_encoder(pair, _encoder_options(chosen))
+        queries = query_encoder(pair, encoder_options(chosen))
         changed = Changes(path or None, ids, missing_ok, encode_all)
         updated = update(settings, changed, base, encoder, queries)
     if not updated:
@@ -223,13 +221,11 @@ def merge_index(
         CareError: If the merge fails for another reason. No version is published.
     """
     given = replace(options or IndexOptions(), **changes)
-    base = active_manifest(IndexWriter(given.indexes, name, vector_stores(given.milvus_uri)))
-    pair, chosen = _resolve(_as_before(given, base), base)
+    base, pair, chosen, settings = active_settings(name, given, progress=progress)
     if not base.segments:
         return _version(base, chosen)
-    settings = _build_options(name, "", chosen, pair, base, progress=progress)
-    encoder_options = _encoder_options(chosen, settings.token_vectors)
-    encoders = document_encoder(pair, encoder_options), query_encoder(pair, encoder_options)
+    how = encoder_options(chosen, settings.token_vectors)
+    encoders = document_encoder(pair, how), query_encoder(pair, how)
     manifest = merge(settings, base, *encoders)
     return _version(manifest or base, chosen, built=manifest is not None)
 
@@ -268,7 +264,7 @@ def estimate_build(
     pair, chosen = _resolve(options or IndexOptions())
     settings = _build_options(name, corpus, chosen, pair, progress=False)
     needed = settings.chunking or not tokens_per_second
-    encoder = document_encoder(pair, _encoder_options(chosen)) if needed else None
+    encoder = document_encoder(pair, encoder_options(chosen)) if needed else None
     chunker = Chunker(encoder, settings.chunking) if encoder and settings.chunking else None
     sample = CorpusSample(settings, chunker)
     estimate = sample.estimate(token_counter(pair, settings.threads), pair.document.dimension)
@@ -277,6 +273,15 @@ def estimate_build(
     devices = chosen.replicas * chosen.tensor_parallel if chosen.backend == "vllm" else 1
     backend = f"{chosen.backend} ({chosen.dtype})"
     return estimate, measure_rate(encoder, sample.texts, settings.batch_size, devices, backend)
+
+
+def active_settings(
+    name: str, given: IndexOptions, corpus: str = "", *, progress: bool
+) -> tuple[IndexManifest, Pair, IndexOptions, BuildOptions]:
+    """Returns the active version, and the pair and options with which it is changed."""
+    base = active_manifest(IndexWriter(given.indexes, name, vector_stores(given.milvus_uri)))
+    pair, chosen = _resolve(_as_before(given, base), base)
+    return base, pair, chosen, _build_options(name, corpus, chosen, pair, base, progress=progress)
 
 
 def _as_before(options: IndexOptions, base: IndexManifest) -> IndexOptions:
@@ -441,9 +446,10 @@ def _token_vectors(pair: Pair, options: IndexOptions) -> TokenVectorSpec | None:
     return pair.late_interaction.stored
 
 
-def _encoder_options(
+def encoder_options(
     options: IndexOptions, token_vectors: TokenVectorSpec | None = None
 ) -> EncoderOptions:
+    """Returns the options of the encoders of a pair."""
     names = {f.name for f in fields(EncoderOptions)} & {f.name for f in fields(options)}
     names -= {"token_vectors"}
     shared = {name: getattr(options, name) for name in names}
@@ -457,7 +463,7 @@ def _executor(
 
     With Ray the encoder runs in actors; the driver loads it only to cut documents into chunks.
     """
-    load = partial(document_encoder, pair, _encoder_options(options, settings.token_vectors))
+    load = partial(document_encoder, pair, encoder_options(options, settings.token_vectors))
     if options.executor == "local":
         return settings, load()
     try:

@@ -1,14 +1,22 @@
-"""The indexes of a service, opened for writes with the document encoders of its pairs."""
+"""The indexes of a service, opened for writes with the document encoders of its pairs.
+
+`python -m care.live NAME` builds the base of an index anew, for the writer process.
+"""
 
 import os
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from care.indexing import active_settings
+from care.options import IndexOptions
 from core.breaker import Breaker
+from core.cli import run
 from core.encoders import Encoder, EncoderSpec, Encoding, OffsetTokenizer, Pair
 from core.errors import (
     CareError,
@@ -21,19 +29,32 @@ from core.files import writing_in
 from core.locks import exclusive
 from core.manifest import IndexManifest
 from core.retries import RetryPolicy
+from core.scratch import temporary_folder
 from core.versions import list_indexes
 from core.writes import Write, Written
 from indexer.live.creation import create_index, delete_index
 from indexer.live.index import LiveIndex
 from indexer.publication import CHANGE_WAIT, IndexWriter
-from indexer.update import active_manifest
-from models.encoders.factory import BACKENDS, DTYPES, EncoderOptions, document_encoder
+from indexer.update import active_manifest, merge
+from models.encoders.factory import (
+    BACKENDS,
+    DTYPES,
+    EncoderOptions,
+    document_encoder,
+    query_encoder,
+)
 from models.pairs import load_pair
-from service.settings import Settings, plain
+from service.settings import Settings, plain, read_settings
 from stores.token_vectors import token_vector_spec
 
 # How long a measured size is taken for the present one [s].
 _MEASURED = 5.0
+# How long the encoder may take for a batch; one on a processor takes seconds [s].
+HANGS = 120.0
+# Batches that are encoded at once.
+_THREADS = 4
+# A request of a writer is answered within seconds, or sent again.
+_RETRIES = RetryPolicy(retries=1, backoff=0.5, longest_wait=5.0)
 
 
 class Quotas:
@@ -109,13 +130,10 @@ class BoundedIndex:
         """Joins small segments, if there are many; see `LiveIndex.merge`."""
         return self._index.merge()
 
-
-# How long the encoder may take for a batch; one on a processor takes seconds [s].
-HANGS = 120.0
-# Batches that are encoded at once.
-_THREADS = 4
-# A request of a writer is answered within seconds, or sent again.
-_RETRIES = RetryPolicy(retries=1, backoff=0.5, longest_wait=5.0)
+    @property
+    def is_large(self) -> bool:
+        """Whether so much has changed that the base is to be built anew."""
+        return self._index.is_large
 
 
 class LiveIndexes:
@@ -166,16 +184,28 @@ class LiveIndexes:
         """Deletes an index, and returns the number of its `documents`; see `delete_index`."""
         return {"documents": delete_index(IndexWriter(self._settings.indexes, name))}
 
-    def _encoder(self, manifest: IndexManifest) -> "_LazyEncoder":
-        space = manifest.encoder.embedding_space
-        pair = next((p for p in self._pairs() if p.embedding_space == space), None)
-        if pair is None:
-            raise EmbeddingSpaceError(
-                f"index '{manifest.name}' has the embedding space '{space}', which no pair of the "
-                "service has: name one in CARE_OTHER_PAIRS",
-                index=manifest.name,
-                embedding_space=space,
+    def rebuild(self, name: str) -> IndexManifest | None:
+        """Joins all segments of an index into one, with one thread; encodes nothing but canaries.
+
+        Returns:
+            The manifest of the new version, which is deleted by itself like those of writes; or
+            None if the index has one segment.
+
+        Raises:
+            CareError: If it fails; the active version does not change.
+        """
+        active = active_manifest(IndexWriter(self._settings.indexes, name))
+        path, pair = self._pair(active)
+        queries = query_encoder(pair, EncoderOptions(threads=1))
+        with temporary_folder(self._settings.indexes) as builds:
+            given = IndexOptions(
+                pair=path, indexes=self._settings.indexes, builds=builds, threads=1
             )
+            base, _, _, options = active_settings(name, given, progress=False)
+            return merge(replace(options, live=True), base, self._encoder(base), queries)
+
+    def _encoder(self, manifest: IndexManifest) -> "_LazyEncoder":
+        _, pair = self._pair(manifest)
         options = EncoderOptions(
             backend=manifest.backend if manifest.backend in BACKENDS else "auto",
             dtype=manifest.dtype if manifest.dtype in DTYPES else "auto",
@@ -194,9 +224,18 @@ class LiveIndexes:
             key = pair.name, options
             return self._encoders.setdefault(key, _LazyEncoder(pair, options))
 
-    def _pairs(self) -> list[Pair]:
-        names = (self._settings.pair, *self._settings.other_pairs)
-        return [load_pair(name, self._settings.pairs) for name in names]
+    def _pair(self, manifest: IndexManifest) -> tuple[str, Pair]:
+        """Returns the pair of the service that has the space of an index, after its name."""
+        space = manifest.encoder.embedding_space
+        for name in (self._settings.pair, *self._settings.other_pairs):
+            if (pair := load_pair(name, self._settings.pairs)).embedding_space == space:
+                return name, pair
+        raise EmbeddingSpaceError(
+            f"index '{manifest.name}' has the embedding space '{space}', which no pair of the "
+            "service has: name one in CARE_OTHER_PAIRS",
+            index=manifest.name,
+            embedding_space=space,
+        )
 
 
 class _LazyEncoder:
@@ -237,3 +276,12 @@ class _LazyEncoder:
         with self._lock:
             self._loaded = self._loaded or document_encoder(self._pair, self._options)
             return self._loaded
+
+
+def _main() -> None:
+    os.nice(19)  # searches come first
+    LiveIndexes(read_settings()).rebuild(sys.argv[1])
+
+
+if __name__ == "__main__":
+    sys.exit(run(_main))

@@ -41,6 +41,10 @@ _THREADS = 4
 # Requests that wait for an index, and bytes of one commit, so that single documents do not wait
 # for all that was sent before them.
 _MOST_WAITING, _COMMIT_BYTES = 1024, 16 << 20
+# What builds the base of an index anew, whose name follows.
+_REBUILD = (sys.executable, "-m", "care.live")
+# The pause after the base of an index could not be built anew [s].
+_REBUILD_PAUSE = 600.0
 # Indexes that are kept open for their next write.
 _MOST_OPEN = 64
 # Results of accepted writes, and how long each is kept [s].
@@ -55,6 +59,10 @@ class Live(Protocol):
 
     def merge(self) -> bool:
         """Joins small segments, if there are many; returns whether it did."""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether so much has changed that the base is to be built anew."""
 
 
 class Indexes(Protocol):
@@ -80,13 +88,19 @@ class _Waiting:
 class _Queue:
     """The writes of one index: while one commit runs, arrivals wait and form the next.
 
-    `open_index` opens the index before its first commit, and again after an unexpected error.
+    `open_index` opens the index before its first commit, and again after an unexpected error;
+    `rebuild` builds its base anew.
     """
 
     def __init__(
-        self, open_index: Callable[[], Live], most_bytes: int, threads: ThreadPoolExecutor
+        self,
+        open_index: Callable[[], Live],
+        rebuild: Callable[[], None],
+        most_bytes: int,
+        threads: ThreadPoolExecutor,
     ) -> None:
         self._open = open_index
+        self._rebuild = rebuild
         self._live: Live | None = None
         self._most_bytes = most_bytes
         self._threads = threads
@@ -133,8 +147,8 @@ class _Queue:
                 self._seconds = time.monotonic() - started
                 for one, written in zip(group, results, strict=True):
                     _finish(one.result, written)
-                if not self._waiting:
-                    await loop.run_in_executor(self._threads, self._merge)
+                if not self._waiting and await loop.run_in_executor(self._threads, self._merge):
+                    self._rebuild()
         finally:
             self.committing = None
 
@@ -168,15 +182,21 @@ class _Queue:
         except Exception as error:
             return _shown(error, "an index cannot be created or deleted")
 
-    def _merge(self) -> None:
-        """Joins small segments; if a build of the index runs, a later commit does."""
+    def _merge(self) -> bool:
+        """Joins small segments; if a build of the index runs, a later commit does.
+
+        Returns:
+            Whether the base is to be built anew.
+        """
         try:
             if self._live:
                 self._live.merge()
+                return self._live.is_large
         except Exception as error:
             if not (isinstance(error, CareError) and error.code == "locked"):
                 self._live = None
                 _LOG.error("segments cannot be merged", extra={"fields": _fields(error)})
+        return False
 
 
 def _shown(error: Exception, message: str, **fields: str) -> CareError:
@@ -220,6 +240,8 @@ class Writer:
         self._queues: OrderedDict[str, _Queue] = OrderedDict()
         # By id: until when it is kept, the index, and the result.
         self._results: OrderedDict[str, tuple[float, str, asyncio.Future[Written]]] = OrderedDict()
+        self._rebuilding: asyncio.Task[None] | None = None
+        self._rebuild_from = 0.0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answers the one message of a connection."""
@@ -250,21 +272,51 @@ class Writer:
         writer.close()
 
     async def close(self) -> None:
-        """Waits until all commits are done."""
+        """Waits until all commits are done; abandons what builds a base anew."""
         tasks = [queue.committing for queue in self._queues.values() if queue.committing]
         if tasks:
             await asyncio.wait(tasks)
+        if self._rebuilding:
+            self._rebuilding.cancel()
+            await asyncio.wait([self._rebuilding])
 
     def _queue(self, index: str) -> _Queue:
         if index not in self._queues:
             open_index = partial(self._indexes.open, index)
-            self._queues[index] = _Queue(open_index, self._most_bytes, self._threads)
+            rebuild = partial(self._rebuild, index)
+            self._queues[index] = _Queue(open_index, rebuild, self._most_bytes, self._threads)
         self._queues.move_to_end(index)
         idle = [name for name, queue in self._queues.items() if not queue.committing]
         for name in idle[: len(self._queues) - _MOST_OPEN]:
             if name != index:
                 del self._queues[name]
         return self._queues[index]
+
+    def _rebuild(self, index: str) -> None:
+        """Builds the base of an index anew, unless another is being built or has just failed."""
+        free = self._rebuilding is None or self._rebuilding.done()
+        if free and time.monotonic() >= self._rebuild_from:
+            self._rebuilding = asyncio.get_running_loop().create_task(self._run_rebuild(index))
+
+    async def _run_rebuild(self, index: str) -> None:
+        """Does so in another process, whose memory and priority are its own."""
+        started = time.monotonic()
+        process = await asyncio.create_subprocess_exec(
+            *_REBUILD, index, stdin=asyncio.subprocess.DEVNULL
+        )
+        try:
+            status = await process.wait()
+        except asyncio.CancelledError:
+            process.kill()
+            await process.wait()
+            raise
+        fields = {"index": index, "seconds": round(time.monotonic() - started, 1)}
+        if status == 0:
+            _LOG.info("the base of an index was built anew", extra={"fields": fields})
+        else:  # its last line on standard error says why
+            self._rebuild_from = time.monotonic() + _REBUILD_PAUSE
+            extra = {"fields": fields | {"code": "rebuild_failed", "status": status}}
+            _LOG.error("the base of an index cannot be built anew", extra=extra)
 
     def _keep(self, index: str, result: "asyncio.Future[Written]") -> str:
         """Keeps the result of a write, and returns its id."""

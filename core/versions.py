@@ -50,7 +50,7 @@ from core.records import parse_json
 MANIFEST = "manifest.json"
 CHECKSUM = "manifest.sha256"
 
-_CURRENT = "CURRENT"
+CURRENT = "CURRENT"
 # More than `CURRENT` and a checksum take [bytes].
 _LINE_BYTES = 1 << 12
 # Errors of a full disk, of too many open files, of too little memory.
@@ -64,7 +64,7 @@ _NAME = re.compile(NAME)
 
 def list_indexes(root: Path) -> list[str]:
     """Returns the names of the indexes in a folder that have an active version."""
-    return sorted(path.parent.name for path in root.glob(f"[!.]*/{_CURRENT}"))
+    return sorted(path.parent.name for path in root.glob(f"[!.]*/{CURRENT}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class IndexFolder:
 
     def active(self) -> str:
         """Returns the id of the active version; IndexVersionError if there is none."""
-        path = self.path / _CURRENT
+        path = self.path / CURRENT
         try:
             version = read_small(path, _LINE_BYTES).decode(errors="replace").strip()
         except FileNotFoundError as error:
@@ -190,7 +190,7 @@ class IndexFolder:
             IndexVersionError: If the version does not exist.
         """
         self.check(version)
-        with atomic(self.path / _CURRENT, flushed=True) as temporary:
+        with atomic(self.path / CURRENT, flushed=True) as temporary:
             temporary.write_text(version + "\n", encoding="utf-8")
             sync(temporary)
             yield

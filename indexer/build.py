@@ -56,7 +56,7 @@ from indexer.encoding import (
 )
 from indexer.failures import failed_documents, max_failed
 from indexer.live.carrying import active_state, publish_build
-from indexer.publication import BUILD_WAIT, IndexWriter, verify_version
+from indexer.publication import BUILD_WAIT, LIVE_KEY, IndexWriter, verify_version
 from indexer.readers.fields import FieldNames
 from indexer.samples import check_space, first_sentences, read_queries, sample_canaries
 from indexer.staging import (
@@ -123,6 +123,7 @@ class BuildOptions:
     terms: TermList | None = None
     # The token vectors that the document encoder computes; None for none.
     token_vectors: TokenVectorSpec | None = None
+    live: bool = False  # whether the version is deleted by itself, like those of live writes
 
     @property
     def index(self) -> IndexWriter:
@@ -298,7 +299,8 @@ def build(
         # Locked until the version is published, so that no prune deletes the shards.
         with exclusive(own_folder, command, wait=BUILD_WAIT):
             encoded = encode_locked(own_folder, options, document_encoder, query_encoder, source)
-            with index.new_version(own_folder.name) as (version, folder):
+            key = LIVE_KEY * options.live + own_folder.name
+            with index.new_version(key) as (version, folder):
                 manifest = _write_version(
                     folder, version, encoded, held_out, options, document_encoder, query_encoder
                 )

@@ -10,6 +10,7 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path, PurePath
@@ -209,6 +210,7 @@ def read_corpus(
     ignored: Counter[str] | None = None,
     reading: Reading | None = None,
     report: Callable[[Report], None] = lambda _: None,
+    process: ReaderProcess | None = None,
 ) -> Iterator[Record]:
     """Yields the location of each record, and its document or the reason why it is rejected.
 
@@ -218,6 +220,7 @@ def read_corpus(
         ignored: Counts the records by the names of fields that are not read.
         reading: How files are read that do not have the fields of a corpus.
         report: Takes how such a file is read, before its records.
+        process: Reads such files, instead of a process of this call.
 
     Raises:
         CorpusError: If a file of records cannot be read, or the only file.
@@ -225,7 +228,7 @@ def read_corpus(
     """
     ignored = Counter() if ignored is None else ignored
     reading = reading or Reading()
-    with ReaderProcess() as process:
+    with nullcontext(process) if process else ReaderProcess() as process:
         for file in files:
             if has_corpus_fields(file, reading):
                 yield from _read_records(file, max_chars, ignored)

@@ -92,7 +92,7 @@ def update(
         message = "the update has no changes: use --add, --delete, --terms, --lexical-weight, "
         message += "--full-text or --token-vectors"
         raise CorpusError(message, code="no_changes")
-    _check_encoder(base, document_encoder.spec, options, changes)
+    check_encoding(base, document_encoder.spec, options, encode_all=changes.encode_all)
     if options.chunking not in (None, base.chunking):
         raise CareError(
             f"index '{base.name}' was built with another chunking, which an update cannot change: "
@@ -146,7 +146,7 @@ def merge(
     """
     if not base.segments:
         return None
-    _check_encoder(base, document_encoder.spec, options, Changes())
+    check_encoding(base, document_encoder.spec, options)
     index = options.index
     options = replace(options, chunking=base.chunking)
     with _checks_base(options, base):
@@ -202,7 +202,7 @@ def update_components(
     Raises:
         CareError: If the update fails; the active version does not change.
     """
-    _check_encoder(base, spec, options, Changes())
+    check_encoding(base, spec, options)
     fusion = dict(options.fusion) if options.full_text else {}
     same = same_components(base, options)
     if same and base.fusion == fusion:
@@ -310,12 +310,13 @@ def _read_ids(path: Path) -> list[str]:
         raise CorpusError.at(path, "is not encoded in UTF-8", "not_utf8") from error
 
 
-def _check_encoder(
-    base: IndexManifest, spec: EncoderSpec, options: BuildOptions, changes: Changes
+def check_encoding(
+    base: IndexManifest, spec: EncoderSpec, options: BuildOptions, *, encode_all: bool = False
 ) -> None:
+    """Raises EmbeddingSpaceError unless new vectors are like those of a version."""
     check_encoder(base, spec)
     before, now = (base.backend, base.dtype), (options.backend, options.dtype)
-    if not changes.encode_all and UNKNOWN not in before and before != now:
+    if not encode_all and UNKNOWN not in before and before != now:
         message = (
             f"index '{base.name}' was encoded with backend and dtype {' '.join(before)}, this "
             f"update uses {' '.join(now)}: use --backend {before[0]} --dtype {before[1]}, or "

@@ -234,6 +234,7 @@ def build_app(
         tasks = [
             loop.create_task(catalog.served.watch(settings.watch_seconds)),
             loop.create_task(catalog.watch()),
+            loop.create_task(catalog.glance()),
         ]
         quiet = shared is not None and not shared.is_first
         tasks += (loop.create_task(file.follow(metrics, quiet=quiet)) for file in access.files)

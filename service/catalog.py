@@ -20,7 +20,7 @@ from core.versions import IndexFolder, opening, read_manifest
 from search.snapshot import Snapshot
 from service.errors import RequestError, shown, unknown_index
 from service.pipeline.engine import Engine
-from service.pipeline.served_index import Served, ServedIndex
+from service.pipeline.served_index import GLANCE, Served, ServedIndex
 from service.settings import Settings
 from stores.faiss.search import limit_threads
 
@@ -249,6 +249,19 @@ class Catalog:
                     await self._refresh(name)
             if not names:
                 await asyncio.sleep(self._every)
+
+    async def glance(self) -> None:
+        """Loads the active version of each open index as soon as it is another one."""
+
+        def switched(served: Mapping[str, ServedIndex[Snapshot]]) -> list[str]:
+            return [name for name, one in served.items() if one.is_switched()]
+
+        loop = asyncio.get_running_loop()
+        while self._every:
+            await asyncio.sleep(GLANCE)
+            for name in await loop.run_in_executor(self._pool, switched, dict(self._served)):
+                if name in self._served:
+                    await self._refresh(name)
 
     async def close(self) -> None:
         """Waits for requests in flight and stops the threads."""

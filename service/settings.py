@@ -257,8 +257,8 @@ class Settings(BaseSettings):
     root_path: str = Field("", pattern=r"^(/[\w.~-]+)*$")
     """Path prefix that a reverse proxy strips, such as /care."""
     watch_seconds: float = Field(10.0, ge=0)
-    """Mean interval at which the service checks for another active version and loads it [s]; 0
-    disables the checks: call POST /index/reload instead."""
+    """Mean interval at which the service checks the files of its indexes [s]; it finds another
+    active version within half a second. 0 disables both: call POST /index/reload instead."""
     drain_seconds: float = Field(0.0, ge=0)
     """Time that the service keeps accepting requests after SIGTERM, while GET /health/ready returns
     503 and load balancers remove it [s]."""

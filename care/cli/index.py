@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from care.cli.options import Index, Json, takes_fields
-from care.cli.output import show
+from care.cli.output import reporter, show
 from care.cli.versions import version_facts, version_line
-from care.options import IndexOptions, file, positive
+from care.options import IndexOptions, file, folder, positive
 from core.errors import CareError
 
 if TYPE_CHECKING:
     from care.indexing import IndexVersion
     from indexer.build import EncodedCorpus
+    from indexer.live.folder import FolderChange
+
+# Files of a line.
+_NAMED = 3
 
 
 @takes_fields
@@ -90,13 +94,22 @@ def update(
     add: Annotated[
         str | None,
         Option(
-            metavar="CORPUS", help="Corpus to add; a document with a known id replaces the old one."
+            metavar="CORPUS",
+            help="Corpus to add, - for JSONL from standard input; a document with a known id "
+            "replaces the old one.",
         ),
     ] = None,
     delete: Annotated[Path | None, file("File of ids to delete, one per line.")] = None,
     missing_ok: Annotated[
         bool, Option("--missing-ok", help="Ignore ids in --delete that the index lacks.")
     ] = False,
+    watch: Annotated[
+        Path | None,
+        folder(
+            "Follow a folder until Ctrl-C: documents of new, changed and deleted files are added, "
+            "replaced and deleted."
+        ),
+    ] = None,
     encode_all: Annotated[
         bool, Option("--encode-all", help="Encode all documents again, also those with a vector.")
     ] = False,
@@ -113,6 +126,17 @@ def update(
     version unless you set them. Full text and its weight can be changed alone; vectors then stay as
     they are.
     """
+    if watch:
+        from care.watching import watch_folder
+
+        given = {"--add": add, "--delete": delete, "--encode-all": encode_all}
+        if flag := next((name for name, value in given.items() if value), None):
+            raise CareError(f"{flag} excludes --watch", code="option_not_taken", option=flag)
+        changes = watch_folder(index, watch, options)
+        reporter(as_json=json_)(f"watch   {watch} for index {index}, until Ctrl-C")
+        for change in changes:
+            show(asdict(change), _change_lines(change), as_json=json_)
+        return
     from care.indexing import update_index
 
     version = update_index(
@@ -173,6 +197,15 @@ def _update_lines(version: "IndexVersion") -> Iterator[str]:
         yield from _encoded_lines(version.encoded, version.manifest.encoder.max_length)
     yield version_line(version.manifest, version.folder)
     yield f"active  {version.folder}"
+
+
+def _change_lines(change: "FolderChange") -> Iterator[str]:
+    more = len(change.files) - _NAMED
+    yield (
+        f"update  {change.added:,} documents added, {change.replaced:,} replaced, "
+        f"{change.deleted:,} deleted, {change.unchanged:,} unchanged: "
+        f"{', '.join(change.files[:_NAMED])}{f' and {more:,} more files' if more > 0 else ''}"
+    )
 
 
 def _encoded_lines(encoded: "EncodedCorpus", max_length: int) -> Iterator[str]:

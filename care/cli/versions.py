@@ -23,7 +23,7 @@ app = typer.Typer(
     help="List, verify, activate, roll back, prune and migrate versions of an index.",
 )
 
-_RELOAD = "a running service loads it after POST /index/reload or within CARE_WATCH_SECONDS"
+_RELOAD = "a running service loads it by itself, or after POST /index/reload"
 
 Version = Annotated[
     str, Option(metavar="ID", help="Id of a version; `care versions list` shows them.")

@@ -31,8 +31,8 @@ from indexer.versions import hide_unused, retire, segment_folders
 
 # How long versions of live writes are kept, and the most of them.
 KEPT, MOST_KEPT = timedelta(hours=1), 1_000
-# With more new or deleted rows than this share of the base, the version should be built anew.
-MOST_CHANGED = 0.2
+# With more new or deleted rows than this share of the base, and than these, the base is built anew.
+MOST_CHANGED, LEAST_CHANGED = 0.2, 4_096
 _BATCH = 32
 
 
@@ -181,11 +181,12 @@ class LiveIndex:
 
     @property
     def is_large(self) -> bool:
-        """Whether so much of the base is new or deleted that `care merge` should build it anew."""
+        """Whether so much is new or deleted that the base is to be built anew, and it can be."""
         state = self._refresh()
-        base = state.entries[0].count
-        new = sum(entry.count - entry.deleted for entry in state.entries[1:])
-        return new + len(state.deleted) > MOST_CHANGED * base
+        base, *others = state.entries
+        changed = sum(one.count - one.deleted for one in others) + len(state.deleted)
+        large = changed > max(MOST_CHANGED * base.count, LEAST_CHANGED)
+        return large and all(map(state.stores_vectors, range(len(state.parts))))
 
     def _retire(self) -> None:
         """Deletes versions of live writes that are too old or too many, and what they alone needed.

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from core.errors import CareError, IndexVersionError, describe
 from core.manifest import IndexManifest
-from core.versions import IndexFolder, read_manifest, with_version
+from core.versions import CURRENT, IndexFolder, read_manifest, with_version
 from search.snapshot import Snapshot
 from search.version_files import VersionFiles
 from service.observe.metrics import Metrics
@@ -22,6 +22,8 @@ from stores.registry import MilvusAddress, VectorStores
 
 _LOG = logging.getLogger("care.service")
 
+# How often the service asks whether another version is active [s].
+GLANCE = 0.5
 # The longest pause between two attempts to load a version whose files do not change [s].
 _LONGEST_PAUSE = 600.0
 # Codes of errors after which an older version is served: files are missing, damaged or unreadable.
@@ -136,6 +138,7 @@ class ServedIndex(Generic[_Opened]):
         self._seen: _Seen | None = None
         self._failure: object = None
         self._look_failure = ""
+        self._current: tuple[int, int] | None = None
         self.index, error = self._load()
         self._record(error)
 
@@ -184,22 +187,33 @@ class ServedIndex(Generic[_Opened]):
 
     async def reload_if_changed(self) -> None:
         """Loads what has changed since the last look; the log has what failed."""
-        loop = asyncio.get_running_loop()
-        if await loop.run_in_executor(self._loader, self._has_changed):
+        if await self._look_for_changes():
             await self._try_to_reload()
+
+    def is_switched(self) -> bool:
+        """Returns whether `CURRENT` is another file than at the last call."""
+        before, self._current = self._current, None
+        with suppress(OSError):
+            status = (self._folder.path / CURRENT).stat()
+            self._current = status.st_ino, status.st_mtime_ns
+        return self._current != before
 
     async def watch(self, every: float) -> None:
         """Looks at the index about every `every` seconds and loads what changed; 0 disables this.
 
-        Replicas look at different moments: each pause is between half and one and a half times
-        `every`. A version that cannot be loaded is tried again as soon as a file changes, and
-        otherwise after pauses that double up to `_LONGEST_PAUSE`.
+        It also looks as soon as another version is active. Each pause is between half and one and a
+        half times `every`. A version that cannot be loaded is tried again as soon as a file
+        changes, and otherwise after pauses that double up to `_LONGEST_PAUSE`.
         """
         loop = asyncio.get_running_loop()
         pause, retry_at = every, loop.time()
         while every:
-            await asyncio.sleep(every * random.uniform(0.5, 1.5))
-            changed = await loop.run_in_executor(self._loader, self._has_changed)
+            until = loop.time() + every * random.uniform(0.5, 1.5)
+            while (left := until - loop.time()) > 0:
+                await asyncio.sleep(min(left, GLANCE))
+                if await loop.run_in_executor(self._loader, self.is_switched):
+                    break
+            changed = await self._look_for_changes()
             if not changed and (self._failure is None or loop.time() < retry_at):
                 continue
             await self._try_to_reload()
@@ -209,6 +223,14 @@ class ServedIndex(Generic[_Opened]):
     def close(self) -> None:
         """Stops the thread that loads; a load in progress is abandoned."""
         self._loader.shutdown(wait=False, cancel_futures=True)
+
+    async def _look_for_changes(self) -> bool:
+        """Returns whether something has changed that no load in progress finds."""
+        loop = asyncio.get_running_loop()
+        if not await loop.run_in_executor(self._loader, self._has_changed):
+            return False
+        async with self.switching:
+            return await loop.run_in_executor(self._loader, self._has_changed)
 
     async def _try_to_reload(self) -> None:
         try:

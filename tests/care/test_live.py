@@ -1,5 +1,6 @@
 """Indexes that the writer process opens, and their encoders."""
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,11 @@ from pydantic import SecretStr
 from care.live import LiveIndexes
 from core.errors import CareError, EmbeddingSpaceError
 from core.service_process import free_port
+from core.versions import read_manifest
 from core.writes import Write, Written
+from indexer.live import index as live_index
+from indexer.publication import IndexWriter, is_live
+from indexer.state import IndexState
 from service.settings import Settings
 from tests.conftest import Builder, make_records
 from tests.errors import raises
@@ -62,3 +67,43 @@ def test_an_index_needs_a_pair_of_its_space(served: Settings, build_version: Bui
     build_version(make_records(20), name="other", space="another")
     with raises(EmbeddingSpaceError, "embedding_space_mismatch", embedding_space="another"):
         LiveIndexes(served).open("other")
+
+
+def test_a_base_is_built_anew_and_deleted_like_a_write(
+    served: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    indexes, index = LiveIndexes(served), IndexWriter(served.indexes, "test")
+    live = indexes.open("test")
+    built = index.active()
+    live.commit([NEW, DELETE])
+    assert not live.is_large
+    monkeypatch.setattr(live_index, "LEAST_CHANGED", 1)
+    monkeypatch.setattr(live_index, "MOST_CHANGED", 1 / 60)
+    assert live.is_large
+    before = {one.id for one in IndexState.open(index, index.active()).documents}
+    rebuilt = indexes.rebuild("test")
+    assert rebuilt and rebuilt.version == index.active() and is_live(rebuilt.version)
+    assert rebuilt.segments == () and not live.is_large
+    assert indexes.rebuild("test") is None
+    assert {one.id for one in IndexState.open(index, rebuilt.version).documents} == before
+    live.commit([Write("test", delete=("d0002",))])
+    monkeypatch.setattr(live_index, "KEPT", timedelta(0))
+    live.merge()
+    assert index.versions() == [built, index.active()]
+    (base,) = read_manifest(index.version(index.active())).segments
+    assert base.folder == rebuilt.version
+    assert {one.id for one in IndexState.open(index, index.active()).documents} == before - {
+        "d0002"
+    }
+    assert sorted(path.name for path in served.indexes.iterdir()) == ["test"]
+
+
+def test_a_base_whose_vectors_are_not_stored_is_not_built_anew(
+    served: Settings, build_version: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_index, "LEAST_CHANGED", 0)
+    monkeypatch.setattr(live_index, "MOST_CHANGED", 0.0)
+    build_version(make_records(60), factory="HNSW32,SQ8")
+    live = LiveIndexes(served).open("test")
+    live.commit([NEW])
+    assert not live.is_large

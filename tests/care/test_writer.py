@@ -3,12 +3,15 @@
 import asyncio
 import os
 import signal
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from core.writes import frame, read_frame
+from care import writer
+from core.writes import Write, Written, frame, read_frame
 from service import writer_process
 from service.writer_process import WriterProcess
 
@@ -63,3 +66,50 @@ def test_a_request_starts_the_process_and_starts_it_again(
     assert not Path(process.path).parent.exists()
     (line,) = [each.fields for each in caplog.records if hasattr(each, "fields")]  # type: ignore[attr-defined]
     assert line == {"code": "writer_ended", "reason": "it ended by signal 9"}
+
+
+class LargeIndex:
+    """An index whose base should be built anew after each commit."""
+
+    is_large = True
+
+    def commit(self, writes: Sequence[Write]) -> list[Written]:
+        return [Written("v", 1) for _ in writes]
+
+    def merge(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("status", "times"), [(0, 2), (1, 1)])
+def test_a_base_is_built_anew_once_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, times: int
+) -> None:
+    told = tmp_path / "told"
+    script = f"import sys; open({str(told)!r}, 'a').write(sys.argv[1]); sys.exit({status})"
+    monkeypatch.setattr(writer, "_REBUILD", (sys.executable, "-c", script))
+
+    async def use() -> None:
+        own = writer.Writer(lambda _: LargeIndex(), 1 << 20)
+        for _ in range(2):
+            await own._queue("test").add(Write("test"), 1)
+            await asyncio.gather(*(q.committing for q in own._queues.values() if q.committing))
+            assert own._rebuilding
+            await own._rebuilding
+
+    asyncio.run(use())
+    assert told.read_text() == "test" * times
+
+
+def test_a_writer_that_ends_waits_for_no_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import time; time.sleep(600)"
+    monkeypatch.setattr(writer, "_REBUILD", (sys.executable, "-c", script))
+
+    async def use() -> None:
+        own = writer.Writer(lambda _: LargeIndex(), 1 << 20)
+        await own._queue("test").add(Write("test"), 1)
+        await asyncio.gather(*(q.committing for q in own._queues.values() if q.committing))
+        await asyncio.sleep(0.1)
+        await asyncio.wait_for(own.close(), 10)
+        assert own._rebuilding and own._rebuilding.cancelled()
+
+    asyncio.run(use())

@@ -156,10 +156,11 @@ def test_a_new_version_is_served_after_a_reload(
     assert len(ids(client, "/indexes/other/search")) == 30
 
 
+@pytest.mark.parametrize("seconds", [0.05, 600.0])
 def test_a_new_version_is_found_by_itself(
-    serve: Serve, two: dict[str, IndexManifest], build_version: Builder
+    serve: Serve, two: dict[str, IndexManifest], build_version: Builder, seconds: float
 ) -> None:
-    client = serve(watch_seconds=0.05)
+    client = serve(watch_seconds=seconds)
     assert len(ids(client, "/indexes/other/search")) == 20
     build_version(make_records(30), name="other")
     wait_until(lambda: len(ids(client, "/indexes/other/search")) == 30)

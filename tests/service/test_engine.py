@@ -250,9 +250,12 @@ def served(client: TestClient) -> str:
     return str(client.get("/index").json()["version"])
 
 
-def test_a_watching_service_loads_a_new_version(serve: Serve, build_version: Builder) -> None:
+@pytest.mark.parametrize("seconds", [0.02, 600.0])
+def test_a_watching_service_loads_a_new_version(
+    serve: Serve, build_version: Builder, seconds: float
+) -> None:
     old = build_version(make_records(20))
-    client, other = serve(watch_seconds=0.02), serve()
+    client, other = serve(watch_seconds=seconds), serve()
     new = build_version(make_records(30))
     wait_until(lambda: served(client) == new.version)
     assert served(other) == old.version

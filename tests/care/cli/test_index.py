@@ -1,4 +1,5 @@
 import gzip
+import io
 import json
 import os
 import re
@@ -149,6 +150,31 @@ def test_a_folder_with_compressed_files_is_indexed_and_other_files_are_named_onc
         True,
         True,
     )
+
+
+def test_documents_from_standard_input_are_added(
+    build: Run, run: Run, tmp_path: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = make_records(7)
+    build(records[:5])
+    lines = "".join(f"{json.dumps(one)}\n" for one in records).encode()
+    folders = ["--builds", str(tmp_path / "builds"), "--pair", str(pair_file)]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    status, output, _ = run("update", "--add", "-", *folders)
+    assert status == 0
+    assert output.startswith("update  2 documents added, 0 replaced, 0 deleted, 5 unchanged;")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    status, _, errors = run("update", "--add", "-", *folders)
+    assert status == 1 and errors.endswith("[empty_corpus]\n")
+
+
+@pytest.mark.parametrize("option", [["--add", "a.jsonl"], ["--encode-all"], ["--factory", "Flat"]])
+def test_an_index_that_follows_a_folder_takes_no_other_changes(
+    build: Run, run: Run, tmp_path: Path, option: list[str]
+) -> None:
+    build(make_records(5))
+    status, _, errors = run("update", "--watch", str(tmp_path), *option)
+    assert status == 1 and errors.startswith(f"error: {option[0]} excludes --watch")
 
 
 def test_the_weight_of_full_text_is_changed_alone(

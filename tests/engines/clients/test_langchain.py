@@ -1,11 +1,14 @@
-"""The adapters of LangChain, by the tests that LangChain has for all retrievers and embeddings."""
+"""The adapters of LangChain, by the tests that LangChain has for all adapters of their kinds."""
 
 import asyncio
 import copy
 import pickle
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.output_parsers import StrOutputParser
@@ -15,11 +18,13 @@ from langchain_core.runnables import RunnablePassthrough
 from langchain_tests.integration_tests import (
     EmbeddingsIntegrationTests,
     RetrieversIntegrationTests,
+    VectorStoreIntegrationTests,
 )
 from langchain_tests.unit_tests import EmbeddingsUnitTests
 
+import care
 from care_client import AccessError, Client, InvalidRequestError
-from care_client.langchain import CareEmbeddings, CareRetriever
+from care_client.langchain import CareEmbeddings, CareRetriever, CareVectorStore
 from tests.engines.clients.conftest import DEPARTMENT, KEY, QUERY
 
 # Set by the fixture, because the standard tests read the address from a property.
@@ -47,6 +52,26 @@ class TestRetriever(RetrieversIntegrationTests):
     @property
     def num_results_arg_name(self) -> str:
         return "top_k"
+
+
+# An index has a document at least: the store of these tests does not search this one.
+WITHOUT_FIRST = {"first": {"not": True}}
+
+
+@pytest.fixture
+def store(open_url: str, indexes: Path) -> Iterator[CareVectorStore]:
+    if not (indexes / "store").exists():
+        first = {"_id": "first", "text": "睡前少看手机。", "metadata": {"first": True}}
+        care.build_index("store", [first], indexes=indexes, builds=indexes.parent / "builds")
+    store = CareVectorStore(open_url, index="store", filter=WITHOUT_FIRST)
+    yield store
+    store.delete(filter=WITHOUT_FIRST)
+
+
+class TestVectorStore(VectorStoreIntegrationTests):
+    @pytest.fixture
+    def vectorstore(self, store: CareVectorStore) -> CareVectorStore:
+        return store
 
 
 class TestEmbeddingsAlone(EmbeddingsUnitTests):
@@ -138,3 +163,51 @@ def test_a_copy_finds_the_same_documents(url: str) -> None:
     for copied in (copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))):
         assert copied(retriever).invoke(QUERY) == documents
         assert copied(embeddings).embed_query(QUERY) == vector
+
+
+STORED = [
+    Document(id="1", page_content="咖啡因会使血压短时升高。", metadata={"title": "咖啡与血压"}),
+    Document(id="2", page_content="孩子发热时多喝水。", metadata={"department": "儿科", "年": 2}),
+]
+
+
+def test_a_store_of_documents_finds_and_deletes_them(store: CareVectorStore, open_url: str) -> None:
+    where: dict[str, Any] = {"url": open_url, "index": "store", "filter": WITHOUT_FIRST}
+    made = CareVectorStore.from_documents(STORED, None, **where)
+    assert made.get_by_ids(["2", "none", "1"]) == STORED[::-1]
+    ((document, score),) = made.similarity_search_with_score("孩子发烧怎么办", k=1)
+    assert document == STORED[1]
+    with Client(open_url, index="store") as client:
+        assert client.document("1").title == "咖啡与血压"
+        assert client.search("孩子发烧怎么办", top_k=1).hits[0].score == score
+    retriever = made.as_retriever(search_kwargs={"k": 1, "filter": {"department": "儿科"}})
+    assert retriever.invoke("高血压能喝咖啡吗") == [STORED[1]]
+    above: dict[str, Any] = {"k": 2, "score_threshold": score - 0.001}
+    close = made.as_retriever(search_type="similarity_score_threshold", search_kwargs=above)
+    assert close.invoke("孩子发烧怎么办") == [STORED[1]]
+    assert made.delete(["2"]) and not made.delete(["2"])
+    assert made.get_by_ids(["2"]) == []
+
+
+def test_a_store_takes_texts_and_a_copy_of_it_works(store: CareVectorStore) -> None:
+    ids = asyncio.run(
+        store.aadd_texts(["少吃盐。", "多喝水。"], [{"a": 1}, {"a": 2}], ids=["5", "6"])
+    )
+    assert ids == ["5", "6"]
+    copied = pickle.loads(pickle.dumps(store))
+    assert [each.metadata for each in copied.get_by_ids(ids)] == [{"a": 1}, {"a": 2}]
+
+
+def test_a_rejected_document_is_an_error_and_the_others_are_written(store: CareVectorStore) -> None:
+    documents = [Document(id="7", page_content=" "), Document(id="8", page_content="少吃盐。")]
+    with pytest.raises(InvalidRequestError) as raised:
+        store.add_documents(documents)
+    assert [error.field for error in raised.value.errors] == ["documents.0"]
+    assert [each.id for each in store.get_by_ids(["7", "8"])] == ["8"]
+
+
+def test_a_store_takes_no_embeddings_of_others(store: CareVectorStore, open_url: str) -> None:
+    others = VectorStoreIntegrationTests.get_embeddings()
+    with pytest.raises(InvalidRequestError) as raised:
+        CareVectorStore.from_texts(["少吃盐。"], others, url=open_url, index="store")
+    assert raised.value.errors[0].field == "embedding"
