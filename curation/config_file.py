@@ -28,9 +28,6 @@ def load_config(
     Args:
         data: Replaces the key `data`; relative to the current folder.
         changes: `KEY=VALUE`, with a dotted key (`judges.0.model=m`) and a YAML value.
-
-    Raises:
-        CareError: If a key is unknown, missing or invalid; it names file, line and key.
     """
     text = read_small_text(path)
     try:

@@ -198,9 +198,6 @@ def judge_candidates(
     Each pool is shuffled, in the same way for all judges, so that ranks do not influence grades.
     The output folder must be locked. `also` has more document ids to judge, by query id, whatever
     their rank.
-
-    Raises:
-        CareError: If there are no queries or documents, or a judge fails.
     """
     if not queries or not documents:
         message = f"{config.queries} or {config.corpus} has no texts to judge after cleaning"

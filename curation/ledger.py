@@ -43,9 +43,6 @@ class Ledger:
     A call is written before it is sent, with the greatest number of tokens that it can use, and
     updated with the tokens used when the response arrives. An interrupted call keeps the greatest
     number. The file is created if it does not exist.
-
-    Raises:
-        CareError: If the file is not a ledger.
     """
 
     def __init__(self, path: Path) -> None:

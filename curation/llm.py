@@ -73,9 +73,6 @@ class LanguageModels:
         budget: Limits on all runs with this ledger. A call is sent only if the most tokens that it
             can use fit: one per byte of the prompt, and `max_tokens` of the answer.
         attempts: How often a question is asked until an answer is valid.
-
-    Raises:
-        LanguageModelError: If the environment variable of an API key is not set.
     """
 
     def __init__(

@@ -24,10 +24,6 @@ def search_run(url: str, queries: Mapping[str, str], top_k: int) -> Run:
 
     The default mode of the index is searched. In an index of chunks, the score of a document is
     that of its best chunk.
-
-    Raises:
-        CareError: If the service cannot be reached, is late, or returns a status other than 200, or
-            a channel of a search failed.
     """
     ids = list(queries)
     run: Run = {}

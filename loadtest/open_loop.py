@@ -3,7 +3,7 @@
     python -m loadtest.open_loop --url http://127.0.0.1:8000 --rates 50,100,200
     python -m loadtest.open_loop --url http://127.0.0.1:8000 --find-max --bound-ms 100
 
-Writes `open_loop.json` and `open_loop.png`. If the service needs an API key, set CARE_LOAD_KEY.
+Writes `open_loop.json`. If the service needs an API key, set CARE_LOAD_KEY.
 """
 
 import argparse
@@ -21,9 +21,6 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
-
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
 
 from core.cli import run
 from core.errors import CareError
@@ -92,43 +89,6 @@ def find_max(
     return Capacity(rates[passed] if passed >= 0 else None, limited_by)
 
 
-def plot_latency(
-    measurements: Sequence[Measurement], path: Path, bound_ms: float | None, capacity: float | None
-) -> None:
-    """Plots latency against arrival rate as a PNG, with the bound on p99 and the highest rate.
-
-    Each measurement is a dot, which is hollow if the load generator fell behind. Lines connect the
-    last filled dot of each rate.
-    """
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    successful = sorted((m for m in measurements if m.latency_ms), key=lambda m: m.rate)
-    for color, name in (("C0", "p50"), ("C1", "p90"), ("C2", "p99")):
-        line = {m.rate: m.latency_ms[name] for m in successful if m.kept_schedule}
-        axes.plot(list(line), list(line.values()), color=color, label=name)
-        for m in successful:
-            fill = color if m.kept_schedule else "none"
-            axes.plot(m.rate, m.latency_ms[name], "o", color=color, markerfacecolor=fill)
-    if not all(m.kept_schedule for m in successful):
-        axes.plot([], [], "o", color="grey", markerfacecolor="none", label="generator behind")
-    if bound_ms is not None:
-        axes.axhline(bound_ms, color="grey", linestyle=":", label=f"bound {bound_ms:g} ms")
-    if capacity is not None:
-        axes.axvline(capacity, color="grey", linestyle="--", label=f"highest {capacity:g} /s")
-    axes.set(xlabel="arrival rate [requests/s]", ylabel="latency [ms]")
-    if successful:
-        axes.set(xscale="log", yscale="log")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.set_major_formatter("{x:g}")
-            axis.set_minor_locator(NullLocator())
-    else:
-        axes.set_title("no request succeeded")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    figure.savefig(path, dpi=150)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status, 1 if the lowest rate was not sustained."""
     return run(lambda: _measure(_parser().parse_args(arguments)))
@@ -185,8 +145,6 @@ def _measure(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "open_loop.json"
     write_json(path, result)
-    bound, highest = (options.bound_ms, capacity.rate) if capacity else (None, None)
-    plot_latency(measurements, path.with_suffix(".png"), bound, highest)
     print(shown(str(path)))
     if capacity and capacity.rate is None:
         message = f"the service does not sustain the lowest rate, {options.lowest:g} requests/s, "

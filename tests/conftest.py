@@ -12,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from core.encoders import EncoderSpec
+from core.locks import exclusive
 from core.manifest import IndexManifest
 from indexer.build import BuildOptions, build
 from models.pairs import write_pair
@@ -23,6 +24,7 @@ from tests.encoders import BigramEncoder, make_pair
 for _name in [name for name in os.environ if name.startswith("CARE_")]:
     del os.environ[_name]
 
+SAMPLE = Path(__file__).parents[1] / "data" / "sample"
 # The key "secret" with the role admin.
 ADMIN_KEY = f"ops:admin:{hashlib.sha256(b'secret').hexdigest()}"
 # The key "asks" with the role search.
@@ -90,6 +92,22 @@ def root_logger() -> Iterator[None]:
 def first_builds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, IndexManifest]]:
     """A folder with a copy of each first build of a test, and the manifest of each."""
     return tmp_path_factory.mktemp("first"), {}
+
+
+@pytest.fixture(scope="session")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `indexes` and `builds` of the sample corpus, built once for all processes."""
+    from care.cli.main import main as care
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    folder = folder / "sample"
+    arguments = ["index", str(SAMPLE / "corpus.jsonl"), "--index", "sample", "--reuse"]
+    arguments += ["--indexes", str(folder / "indexes"), "--builds", str(folder / "builds")]
+    with exclusive(folder, "a build of the sample", wait=250):
+        assert care(arguments) == 0
+    return folder
 
 
 @pytest.fixture

@@ -146,11 +146,7 @@ def stream_documents(entries: Sequence[DataEntry], mined: Mined) -> Iterator[str
 
 
 def read_dev(dev: Dev) -> DevSet:
-    """Reads the development set on which nDCG@10 is measured.
-
-    Raises:
-        TrainingError: If no query of the split has a relevant document.
-    """
+    """Reads the development set on which nDCG@10 is measured."""
     split = _read_beir(dev)
     queries, corpus = split.queries, split.documents
     qrels: Qrels = {}

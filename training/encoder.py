@@ -242,10 +242,6 @@ def load_backbone(
     """Loads a transformers checkpoint without its pooler, which training does not use.
 
     `config` replaces entries of config.json.
-
-    Raises:
-        TrainingError: If the checkpoint does not load or lacks weights.
-        PairError: If transformers does not support the model type.
     """
     try:
         model, report = AutoModel.from_pretrained(
@@ -269,11 +265,7 @@ def load_backbone(
 
 
 def _freeze(model: Any, layers: int) -> None:
-    """Freezes the embeddings and the first layers of a BERT-like model.
-
-    Raises:
-        TrainingError: If the model has another layout or fewer layers.
-    """
+    """Freezes the embeddings and the first layers of a BERT-like model."""
     stack = getattr(getattr(model, "encoder", None), "layer", None)
     if stack is None or not hasattr(model, "embeddings") or layers > len(stack):
         reason = f"cannot freeze {layers} layers of {type(model).__name__}: it is not a BERT-like "

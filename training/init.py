@@ -126,11 +126,7 @@ def _lookup(init: EncoderInit, key: str, out: Path, adapter: Path | None) -> Enc
 
 
 def _write_lookup(source: EncoderCheckpoint, lookup: Lookup, folder: Path) -> None:
-    """Writes a lookup encoder, made from another encoder, as a checkpoint with the same tokenizer.
-
-    Raises:
-        TrainingError: If `embeddings` have other dimensions than the encoder's vectors.
-    """
+    """Writes a lookup encoder, made from another one, as a checkpoint with the same tokenizer."""
     encoder = Encoder(source, trainable=False)
     torch.manual_seed(0)
     model = LookupModel(

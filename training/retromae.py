@@ -23,9 +23,6 @@ class RetroMaeObjective(Objective):
     In the decoder, the vector of the masked text replaces the first token. Each position attends
     to this vector and to a random subset of the other tokens, never to itself (enhanced
     decoding, section 3.3 of the paper). Head and decoder are discarded after pretraining.
-
-    Raises:
-        TrainingError: If the encoder has a projection, which changes the width of its vectors.
     """
 
     def __init__(self, encoders: Mapping[Role, Encoder]) -> None:
@@ -89,9 +86,6 @@ class RetroMaeCollator:
         checkpoint: Its tokenizer defines special tokens and the mask token. Without a mask token
             the unknown token is used.
         masks: Share of tokens masked for the encoder, and share hidden from the decoder.
-
-    Raises:
-        TrainingError: If the tokenizer has neither a mask token nor an unknown token.
     """
 
     def __init__(

@@ -181,9 +181,6 @@ class TeacherVectors(ShardedVectors):
     Args:
         encoder: Key of the encoder that must have computed the vectors; None for any.
         dimension: Dimensions that the vectors must have; None for any.
-
-    Raises:
-        TrainingError: If vectors are missing, incomplete, or of another encoder or dimension.
     """
 
     def __init__(

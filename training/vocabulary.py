@@ -22,9 +22,6 @@ def used_tokens(folder: Path, texts: Iterable[str]) -> NDArray[np.int64]:
 
     They are the tokens of the texts, all special tokens, and all tokens of one character, so
     that other texts can still be tokenized.
-
-    Raises:
-        TrainingError: If the tokenizer in `folder` is missing, or neither Unigram nor WordPiece.
     """
     data = _read(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer

@@ -7,7 +7,6 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
 from care.cli.options import Json
@@ -146,30 +145,15 @@ def splits(
 
 
 def convert(
+    trained: Annotated[Path, file("pair.toml of a training run.")],
     out: Annotated[Path, folder("Folder of the model files.")],
     spec: Annotated[Path, file("TOML file to write, which describes the pair.")],
-    trained: Annotated[Path | None, file("pair.toml of a training run: convert that pair.")] = None,
-    pair: Annotated[
-        str | None,
-        Option(
-            metavar="PAIR",
-            help="Name or .toml file of a converted pair: quantise its query side again, and copy "
-            "its document side, so that its indexes stay valid.",
-        ),
-    ] = None,
 ) -> None:
     """Write the ONNX files of care-mini, the pair in this repository."""
-    if (trained is None) == (pair is None):
-        raise typer.BadParameter("give either --trained or --pair", param_hint="--pair")
     require("train")
-    from models.pairs import load_pair
-    from training.source.convert import convert_trained, requantize_query_side
+    from training.source.convert import convert_trained
 
-    report = reporter(as_json=False)
-    if pair:
-        requantize_query_side(load_pair(pair), out, spec, report)
-    elif trained:
-        convert_trained(trained, out, spec, report)
+    convert_trained(trained, out, spec, reporter(as_json=False))
 
 
 def _run_lines(folder: Path) -> Iterator[str]:

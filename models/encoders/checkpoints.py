@@ -135,11 +135,7 @@ def checkpoint_tokenizer(spec: EncoderSpec, checkpoint: Path) -> TextTokenizer:
 
 
 def native_encoding(spec: EncoderSpec, vectors: FloatArray, tokens: Sequence[Tokens]) -> Encoding:
-    """Returns the encoding of pooled vectors, float32 [n, native dimension].
-
-    Raises:
-        PairError: If the dimensions differ from the specification's `native_dimension`.
-    """
+    """Returns the encoding of pooled vectors, float32 [n, native dimension]."""
     if vectors.shape[1] != spec.native_dimension:
         raise PairError(
             f"{spec.model} returns {vectors.shape[1]} dimensions instead of "

@@ -38,11 +38,7 @@ def read_modules(checkpoint: Path, pooling: Pooling) -> tuple[Path, list[Path]]:
 
 
 def read_pooling(checkpoint: Path) -> Pooling:
-    """Returns the pooling of a checkpoint: the mean if it states none, as the library computes it.
-
-    Raises:
-        PairError: If `modules.json` is wrong, see `read_modules`, or states an unsupported pooling.
-    """
+    """Returns the pooling of a checkpoint: the mean if it states none, as in the library."""
     for folder in _folders(checkpoint)["Pooling"]:
         file = folder / "config.json"
         stated = _stated_pooling(file) if file.is_file() else "mean"

@@ -153,9 +153,6 @@ class OnnxTokenEncoder(OnnxEncoder):
 
     `token_vectors` says how they are pooled and stored; the other arguments are those of
     `OnnxEncoder`.
-
-    Raises:
-        PairError: As `OnnxEncoder`, or if the graph has no token vectors of these dimensions.
     """
 
     def __init__(

@@ -56,11 +56,6 @@ class OpenAIEncoder:
             servers may reject the unknown field.
         load_tokenizer: Loads the tokenizer for `token_offsets`, because servers do not return
             tokens.
-
-    Raises:
-        EmbeddingServerError: If the address or the key is invalid, or the server does not encode a
-            short test text; a refused connection is not retried here.
-        VectorError: If the vectors do not match the specification.
     """
 
     def __init__(

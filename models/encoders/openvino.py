@@ -42,10 +42,6 @@ class OpenVinoEncoder(TokenEncoder):
             and activations with one scale per 128 values of a row, so vectors do not depend on
             the batch; the rest is bfloat16 if the processor has instructions for it, and otherwise
             float32.
-
-    Raises:
-        PairError: If a file is missing, does not load, or does not match its checksum.
-        ProviderError: If OpenVINO does not support the graph with this dtype.
     """
 
     def __init__(self, spec: EncoderSpec, folder: Path, threads: int, dtype: str) -> None:

@@ -48,11 +48,6 @@ class VllmEncoder(TokenEncoder):
         folder: Folder to which paths in the specification are relative.
         dtype: Dtype of vLLM; "auto" is bfloat16 on GPUs and float32 on processors.
         tensor_parallel: GPUs per engine.
-
-    Raises:
-        PairError: If the checkpoint is missing, or the specification has an adapter or another
-            model_type, which vLLM does not support.
-        ProviderError: If vLLM is not installed, does not start, or fails.
     """
 
     # While one call is encoded, the next one waits in the queues of the engines.
@@ -241,11 +236,7 @@ def _start(
 
 
 def pooler_config(kind: Any, pooling: Pooling, version: str) -> Any:
-    """Returns the configuration of vLLM's pooler, of class `kind`: pooled states, not normalised.
-
-    Raises:
-        ProviderError: If this version of vLLM names these options otherwise.
-    """
+    """Returns the configuration of vLLM's pooler, a `kind`: pooled states, not normalised."""
     options = {"seq_pooling_type": _POOLING[pooling], "use_activation": False}
     if unknown := sorted(options.keys() - {field.name for field in dataclasses.fields(kind)}):
         raise ProviderError(

@@ -31,7 +31,7 @@ from service.access.guards import (
 from service.pipeline.answering import Passage, Sentences, checked, messages
 from service.routes.answers import size_of_hits
 from service.routes.direct_route import routes_for
-from service.routes.search import IndexName
+from service.routes.search import both
 
 if TYPE_CHECKING:
     from service.pipeline.chat_server import ChatServer
@@ -49,9 +49,7 @@ async def answer_server(request: Request) -> Any:
     return {"server": chat.host if chat else None}
 
 
-@answer_routes.post(
-    "/answer", include_in_schema=False, responses=problem_responses(404, *ENCODING_ERRORS)
-)
+@both(answer_routes, "POST", "/answer", 404, *ENCODING_ERRORS, include_in_schema=False)
 async def answer(
     request: Request, body: schemas.SearchRequest, timeout_ms: Timeout = None
 ) -> Response:
@@ -64,24 +62,6 @@ async def answer(
     - `error`: the answer was broken off.
     - `end`: the last event, with the number of sentences that were left out.
     """
-    return await _answer(request, body, timeout_ms)
-
-
-@answer_routes.post(
-    "/indexes/{index}/answer",
-    include_in_schema=False,
-    responses=problem_responses(404, *ENCODING_ERRORS),
-)
-async def index_answer(
-    request: Request, index: IndexName, body: schemas.SearchRequest, timeout_ms: Timeout = None
-) -> Response:
-    """Streams an answer from the documents of an index."""
-    return await _answer(request, body, timeout_ms)
-
-
-async def _answer(
-    request: Request, body: schemas.SearchRequest, timeout_ms: int | None
-) -> Response:
     state = get_state(request)
     if state.chat is None:
         raise HTTPException(404)

@@ -1,11 +1,12 @@
 """The routes for search, index, health and pages, on one router for each role."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+import inspect
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi import Path as PathParameter
 from fastapi import Query as QueryParameter
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -48,11 +49,11 @@ from service.routes.documents import (
 )
 
 PAGE = Path(__file__).parent / "page"
-IndexName = Annotated[str, PathParameter(description="Name or alias of an index.")]
 DocumentId = Annotated[
     str,
     PathParameter(description="Id of a hit, of its `parent`, or of any document, percent-encoded."),
 ]
+IndexName = Annotated[str, PathParameter(description="Name or alias of an index.")]
 _limit = "Most documents of the response, at most 100; 20 by default."
 Limit = Annotated[int, QueryParameter(ge=1, le=100, description=_limit)]
 After = Annotated[
@@ -62,26 +63,51 @@ After = Annotated[
     ),
 ]
 
+# The errors of routes that read documents, and of those that describe an index that they name.
+_READING = (401, 403, 404, 422, 429, 503, 504)
+_OF_INDEX = problem_responses(401, 403, 404, 422, 503, 504)
+
 search_routes = routes_for(Depends(RequireRole("search")), tags=["search"])
 list_routes = routes_for(Depends(RequireRole("search", anywhere=True)), tags=["search"])
 admin_routes = routes_for(Depends(RequireRole("admin")), tags=["administration"])
 public_routes = routes_for(Depends(Anyone()), tags=["monitoring"])
 
 
-@search_routes.post(
-    "/search",
-    response_model=schemas.SearchResponse,
-    responses=problem_responses(*ENCODING_ERRORS),
-)
+def both(
+    router: APIRouter, method: str, path: str, *statuses: int, **options: Any
+) -> Callable[[Any], Any]:
+    """Declares a route of the default index, and the same one of an index that the path names.
+
+    `statuses` are those of errors; an index that the path names can be unknown, which is 404.
+    """
+
+    def declare(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+        async def answer(*, index: str, **given: Any) -> Any:
+            return await endpoint(**given)
+
+        of_index: Any = answer
+        of_index.__name__, of_index.__doc__ = endpoint.__name__, endpoint.__doc__
+        signature = inspect.signature(endpoint)
+        name = inspect.Parameter("index", inspect.Parameter.KEYWORD_ONLY, annotation=IndexName)
+        parameters = [p.replace(kind=name.kind) for p in signature.parameters.values()]
+        of_index.__signature__ = signature.replace(parameters=[*parameters, name])
+        of_index.__annotations__ = {**endpoint.__annotations__, "index": IndexName}
+        for prefix, function, more in (("", endpoint, ()), ("/indexes/{index}", of_index, (404,))):
+            options["responses"] = problem_responses(*statuses, *more)
+            router.add_api_route(f"{prefix}{path}", function, methods=[method], **options)
+        return endpoint
+
+    return declare
+
+
+@both(search_routes, "POST", "/search", *ENCODING_ERRORS, response_model=schemas.SearchResponse)
 async def search(request: Request, body: schemas.SearchRequest, timeout_ms: Timeout = None) -> Any:
     """Returns the documents nearest to a query."""
     return await _search(request, [body], timeout_ms, batch=False)
 
 
-@search_routes.post(
-    "/search/batch",
-    response_model=schemas.BatchResponse,
-    responses=problem_responses(*ENCODING_ERRORS),
+@both(
+    search_routes, "POST", "/search/batch", *ENCODING_ERRORS, response_model=schemas.BatchResponse
 )
 async def search_batch(
     request: Request, body: schemas.BatchRequest, timeout_ms: Timeout = None
@@ -90,51 +116,20 @@ async def search_batch(
     return await _search(request, body.queries, timeout_ms, batch=True)
 
 
-@search_routes.post(
-    "/indexes/{index}/search",
-    response_model=schemas.SearchResponse,
-    responses=problem_responses(*ENCODING_ERRORS, 404),
-)
-async def search_index(
-    request: Request, index: IndexName, body: schemas.SearchRequest, timeout_ms: Timeout = None
-) -> Any:
-    """Returns the documents of an index that are nearest to a query."""
-    return await _search(request, [body], timeout_ms, batch=False)
-
-
-@search_routes.post(
-    "/indexes/{index}/search/batch",
-    response_model=schemas.BatchResponse,
-    responses=problem_responses(*ENCODING_ERRORS, 404),
-)
-async def search_index_batch(
-    request: Request, index: IndexName, body: schemas.BatchRequest, timeout_ms: Timeout = None
-) -> Any:
-    """Searches an index for several queries, all in one version of it."""
-    return await _search(request, body.queries, timeout_ms, batch=True)
-
-
 # A slash of an id arrives as one, encoded or not.
-@search_routes.get(
-    "/documents/{id:path}",
-    response_model=DocumentResponse,
-    responses=problem_responses(401, 403, 404, 422, 429, 503, 504),
-)
+@both(search_routes, "GET", "/documents/{id:path}", *_READING, response_model=DocumentResponse)
 async def document(request: Request, id: DocumentId, timeout_ms: Timeout = None) -> Any:
     """Returns a document or chunk by its id; of a document that is split, its chunks."""
-    return await _document(request, id, timeout_ms)
-
-
-@search_routes.get(
-    "/indexes/{index}/documents/{id:path}",
-    response_model=DocumentResponse,
-    responses=problem_responses(401, 403, 404, 422, 429, 503, 504),
-)
-async def index_document(
-    request: Request, index: IndexName, id: DocumentId, timeout_ms: Timeout = None
-) -> Any:
-    """Returns a document or chunk of an index by its id."""
-    return await _document(request, id, timeout_ms)
+    await charge_rate(request, 1)
+    opened = await opened_index(request, timeout_ms)
+    index = opened.snapshot
+    with admitted(request, timeout_ms, 0) as deadline:
+        rows = await find(opened.engine, index, id, visible_to(request), deadline)
+        tag = await before(deadline, opened.engine.run(tag_of, index, rows, id))
+    if tag:
+        request.scope["state"]["answer_headers"] = [(b"etag", b'"%b"' % tag.encode())]
+    request.scope["state"]["hits"] = 1
+    return _sent(request, document_json(index, rows, id), size_of_hits(index, len(rows)))
 
 
 @search_routes.get(
@@ -145,11 +140,7 @@ async def index(request: Request) -> Any:
     return await _index(request)
 
 
-@search_routes.get(
-    "/indexes/{index}",
-    response_model=schemas.IndexResponse,
-    responses=problem_responses(401, 403, 404, 422, 503, 504),
-)
+@search_routes.get("/indexes/{index}", response_model=schemas.IndexResponse, responses=_OF_INDEX)
 async def one_index(request: Request, index: IndexName, timeout_ms: Timeout = None) -> Any:
     """Describes the version of an index that is served."""
     return await _index(request, timeout_ms)
@@ -182,41 +173,30 @@ async def versions(request: Request) -> Any:
 
 
 @admin_routes.get(
-    "/indexes/{index}/versions",
-    response_model=schemas.VersionsResponse,
-    responses=problem_responses(401, 403, 404, 422, 503, 504),
+    "/indexes/{index}/versions", response_model=schemas.VersionsResponse, responses=_OF_INDEX
 )
 async def versions_of_index(request: Request, index: IndexName, timeout_ms: Timeout = None) -> Any:
     """Lists the versions of an index on disk."""
     return await _versions(request, timeout_ms)
 
 
-@admin_routes.get(
-    "/documents",
-    response_model=DocumentsResponse,
-    responses=problem_responses(401, 403, 404, 422, 429, 503, 504),
-)
+@both(admin_routes, "GET", "/documents", *_READING, response_model=DocumentsResponse)
 async def documents(
     request: Request, limit: Limit = 20, after: After = None, timeout_ms: Timeout = None
 ) -> Any:
-    """Lists the documents of the default index, in the order of its corpus."""
-    return await _documents(request, limit, after, timeout_ms)
-
-
-@admin_routes.get(
-    "/indexes/{index}/documents",
-    response_model=DocumentsResponse,
-    responses=problem_responses(401, 403, 404, 422, 429, 503, 504),
-)
-async def documents_of_index(
-    request: Request,
-    index: IndexName,
-    limit: Limit = 20,
-    after: After = None,
-    timeout_ms: Timeout = None,
-) -> Any:
     """Lists the documents of an index, in the order of its corpus."""
-    return await _documents(request, limit, after, timeout_ms)
+    await charge_rate(request, 1)
+    opened = await opened_index(request, timeout_ms)
+    with admitted(request, timeout_ms, size_of_hits(opened.snapshot, limit)) as deadline:
+        listing = opened.engine.run(listed_after, opened.snapshot, after, limit)
+        found, following = await before(deadline, listing)
+    manifest = opened.snapshot.manifest
+    return {
+        "documents": [document._asdict() for document in found],
+        "next": following,
+        "total": manifest.corpus.documents,
+        "index": {"name": manifest.name, "version": manifest.version},
+    }
 
 
 @admin_routes.post(
@@ -230,9 +210,7 @@ async def reload_index(request: Request) -> Any:
 
 
 @admin_routes.post(
-    "/indexes/{index}/reload",
-    response_model=schemas.IndexResponse,
-    responses=problem_responses(401, 403, 404, 422, 503, 504),
+    "/indexes/{index}/reload", response_model=schemas.IndexResponse, responses=_OF_INDEX
 )
 async def reload_one_index(request: Request, index: IndexName, timeout_ms: Timeout = None) -> Any:
     """Loads the active version of an index and serves it. If it fails, the old one stays."""
@@ -316,36 +294,6 @@ async def _search(
                 engine.remember(checked, include, hits)
         pieces = search_json(hits_json, index, timings, checked.queries[0], **result.how)
     return b"".join(pieces) if short else _sent(request, pieces, size)
-
-
-async def _document(request: Request, id_: str, timeout_ms: int | None) -> Any:
-    await charge_rate(request, 1)
-    opened = await opened_index(request, timeout_ms)
-    index = opened.snapshot
-    with admitted(request, timeout_ms, 0) as deadline:
-        rows = await find(opened.engine, index, id_, visible_to(request), deadline)
-        tag = await before(deadline, opened.engine.run(tag_of, index, rows, id_))
-    if tag:
-        request.scope["state"]["answer_headers"] = [(b"etag", b'"%b"' % tag.encode())]
-    request.scope["state"]["hits"] = 1
-    return _sent(request, document_json(index, rows, id_), size_of_hits(index, len(rows)))
-
-
-async def _documents(
-    request: Request, limit: int, after: str | None, timeout_ms: int | None
-) -> Any:
-    await charge_rate(request, 1)
-    opened = await opened_index(request, timeout_ms)
-    with admitted(request, timeout_ms, size_of_hits(opened.snapshot, limit)) as deadline:
-        listing = opened.engine.run(listed_after, opened.snapshot, after, limit)
-        found, following = await before(deadline, listing)
-    manifest = opened.snapshot.manifest
-    return {
-        "documents": [document._asdict() for document in found],
-        "next": following,
-        "total": manifest.corpus.documents,
-        "index": {"name": manifest.name, "version": manifest.version},
-    }
 
 
 async def _index(request: Request, timeout_ms: int | None = None) -> bytes:

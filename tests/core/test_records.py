@@ -25,11 +25,21 @@ def test_records_have_line_numbers_and_empty_lines_are_skipped(tmp_path: Path) -
     assert list(read_jsonl(path)) == [(1, {"a": 1}), (3, {"a": "二"})]
 
 
-@pytest.mark.parametrize("content", [b'{"a": 1}\n[]', b"{}\n{"])
-def test_an_invalid_line_is_named(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "a.jsonl"
+@pytest.mark.parametrize(
+    ("name", "content", "code", "place"),
+    [
+        ("a.jsonl", b'{"a": 1}\n[]', "not_json", {"line": 2}),
+        ("a.jsonl", b"{}\n{", "not_json", {"line": 2}),
+        ("a.jsonl.gz", b"no gzip", "unreadable", {}),
+        ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 1000, mtime=0)[:-20], "unreadable", {}),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_line(
+    tmp_path: Path, name: str, content: bytes, code: str, place: dict[str, int]
+) -> None:
+    path = tmp_path / name
     path.write_bytes(content)
-    with raises(DataError, "not_json", path=path, line=2):
+    with raises(DataError, code, path=path, **place):
         list(read_jsonl(path))
 
 
@@ -95,16 +105,6 @@ def test_a_line_that_cannot_be_read_is_named(
     content = b'{"a": 1}\n\n' + line + b"\n"
     path.write_bytes(gzip.compress(content) if suffix else content)
     with raises(DataError, code, path=path, line=3):
-        list(read_jsonl(path))
-
-
-@pytest.mark.parametrize(
-    "content", [b"no gzip", gzip.compress(b'{"a": 1}\n' * 1000, mtime=0)[:-20]]
-)
-def test_a_damaged_gzip_file_is_named(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(content)
-    with raises(DataError, "unreadable", path=path):
         list(read_jsonl(path))
 
 

@@ -22,7 +22,7 @@ import pytest
 import typer
 from playwright._impl._driver import compute_driver_executable
 
-from care.cli.main import app, main
+from care.cli.main import app
 from core.service_process import free_port
 from tests.curation.endpoints import grader, scripted_server
 from tests.docs.pages import NEEDS, PAGES, ROOT, Block, blocks, shell_commands
@@ -132,16 +132,6 @@ class Session:
                 time.sleep(0.1)
 
 
-@pytest.fixture(scope="module")
-def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The builds of the sample, whose vectors the demo of each page takes."""
-    folder = tmp_path_factory.mktemp("sample")
-    folders = ["--indexes", str(folder / "indexes"), "--builds", str(folder / "builds")]
-    corpus = ROOT / "data" / "sample" / "corpus.jsonl"
-    assert main(["index", str(corpus), "--index", "sample", *folders]) == 0
-    return folder / "builds"
-
-
 @pytest.fixture
 def session(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -149,7 +139,8 @@ def session(
     folder = tmp_path / "checkout"
     make_checkout(folder)
     if "make demo\n" in page.read_text("utf-8"):
-        shutil.copytree(request.getfixturevalue("encoded"), folder / "builds")
+        # Whose vectors the demo takes.
+        shutil.copytree(request.getfixturevalue("sample") / "builds", folder / "builds")
     monkeypatch.chdir(folder)
     for name in [name for name in os.environ if name.startswith("CARE_")]:
         monkeypatch.delenv(name)

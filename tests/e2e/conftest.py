@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from care.cli.main import main
 from core.service_process import running_service
 
 ROOT = Path(__file__).parents[2]
-SAMPLE = ROOT / "data" / "sample"
 
 pytestmark = pytest.mark.e2e  # all of this folder: without the marker, nothing here is imported
 
@@ -28,19 +26,9 @@ _FLAGS = [
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `indexes` and `builds` of the sample corpus, built with `care-mini`."""
-    folder = tmp_path_factory.mktemp("e2e")
-    arguments = ["index", str(SAMPLE / "corpus.jsonl"), "--index", "sample"]
-    folders = ["--indexes", str(folder / "indexes"), "--builds", str(folder / "builds")]
-    assert main([*arguments, *folders]) == 0
-    return folder
-
-
-@pytest.fixture(scope="session")
-def indexes(built: Path) -> Path:
-    """The folder of indexes."""
-    return built / "indexes"
+def indexes(sample: Path) -> Path:
+    """The folder with the index of the sample corpus."""
+    return sample / "indexes"
 
 
 @pytest.fixture(scope="session")

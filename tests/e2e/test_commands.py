@@ -15,7 +15,8 @@ import pytest
 from care.cli.main import main
 from core.service_process import free_port
 from core.versions import IndexFolder
-from tests.e2e.conftest import ROOT, SAMPLE
+from tests.conftest import SAMPLE
+from tests.e2e.conftest import ROOT
 from tests.errors import error_code
 
 pytestmark = pytest.mark.e2e
@@ -47,10 +48,10 @@ def read_until_up(demo: "subprocess.Popen[str]") -> str:
 
 
 def test_demo_answers_and_refuses_stays_up_and_reuses_its_index(
-    tmp_path: Path, built: Path
+    tmp_path: Path, sample: Path
 ) -> None:
     # Reuses the vectors of an earlier build, because encoding takes most of the time.
-    shutil.copytree(built / "builds", tmp_path / "builds")
+    shutil.copytree(sample / "builds", tmp_path / "builds")
     versions = []
     for end in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         port = free_port()
@@ -89,9 +90,9 @@ def test_demo_names_the_variable_when_the_port_is_taken(tmp_path: Path) -> None:
     assert "CARE_PORT=" in errors
 
 
-def test_a_demo_that_loses_its_port_ends_with_one_line(tmp_path: Path, built: Path) -> None:
+def test_a_demo_that_loses_its_port_ends_with_one_line(tmp_path: Path, sample: Path) -> None:
     """The port is free when the demo looks, and taken when the service does."""
-    shutil.copytree(built / "builds", tmp_path / "builds")
+    shutil.copytree(sample / "builds", tmp_path / "builds")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         demo = start_demo(tmp_path, taken.getsockname()[1], subprocess.PIPE)

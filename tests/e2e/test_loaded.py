@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from core.service_process import running_service
-from tests.e2e.conftest import SAMPLE
+from tests.conftest import SAMPLE
 
 pytestmark = pytest.mark.e2e
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ROOT, SAMPLE
+from tests.conftest import SAMPLE
+from tests.e2e.conftest import ROOT
 from tests.proxies import recording_server
 
 pytestmark = pytest.mark.e2e

@@ -2,7 +2,7 @@ import httpx2
 import pytest
 
 from evaluation.beir import beir_paths, read_qrels, read_queries
-from tests.e2e.conftest import SAMPLE
+from tests.conftest import SAMPLE
 
 pytestmark = pytest.mark.e2e
 

@@ -77,18 +77,22 @@ def test_a_wrong_field_of_a_document_is_named(
         read_documents(path)
 
 
-@pytest.mark.parametrize("line", ["q1\td1", "q1\td1\tgood", "q1 d1 1"])
-def test_a_wrong_judgement_is_named_by_its_line(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize(
+    ("lines", "code", "place"),
+    [
+        (["q1\td1"], "not_qrels", {"line": 2}),
+        (["q1\td1\tgood"], "not_qrels", {"line": 2}),
+        (["q1 d1 1"], "not_qrels", {"line": 2}),
+        (["q1\td1\t1", "q2\td1\t0", "q1\td1\t0"], "contradiction", {"line": 4}),
+        ([], "no_judgements", {}),
+    ],
+)
+def test_wrong_judgements_are_named_by_their_line(
+    tmp_path: Path, lines: list[str], code: str, place: dict[str, int]
+) -> None:
     path = tmp_path / "qrels.tsv"
-    path.write_text(f"query-id\tcorpus-id\tscore\n{line}\n", encoding="utf-8")
-    with raises(DataError, code="not_qrels", path=path, line=2):
-        read_qrels(path)
-
-
-def test_a_file_without_judgements(tmp_path: Path) -> None:
-    path = tmp_path / "qrels.tsv"
-    path.write_text("query-id\tcorpus-id\tscore\n", encoding="utf-8")
-    with raises(DataError, code="no_judgements", path=path):
+    path.write_text("\n".join(["query-id\tcorpus-id\tscore", *lines, ""]), encoding="utf-8")
+    with raises(DataError, code=code, path=path, **place):
         read_qrels(path)
 
 
@@ -116,13 +120,6 @@ def test_judgements_may_have_a_mark_blank_lines_and_quotes(tmp_path: Path, suffi
     path = tmp_path / f"qrels.tsv{suffix}"
     path.write_bytes(gzip.compress(content.encode()) if suffix else content.encode())
     assert read_qrels(path) == {"q1": {'"d1': 1, "d2": 0}}
-
-
-def test_two_judgements_of_a_pair_that_differ_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "qrels.tsv"
-    path.write_text("q1\td1\t1\nq2\td1\t0\nq1\td1\t0\n")
-    with raises(DataError, "contradiction", path=path, line=3):
-        read_qrels(path)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from care.cli.main import main as care
 from care.evaluation import compare_modes
 from care.options import EvaluationOptions
-from core.errors import CareError, DataError, IndexVersionError
+from core.errors import CareError, IndexVersionError
 from core.types import Document
 from core.versions import IndexFolder
 from evaluation.index_evaluation import IndexEvaluation, JudgementCoverage, judgement_coverage
@@ -44,19 +44,14 @@ def test_judged_documents_that_the_index_lacks_are_counted() -> None:
     assert judgement_coverage(qrels, CHUNKS) == JudgementCoverage(4, 1, 2, 2)
 
 
-def test_judgements_of_an_unknown_query(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("judged", "code"), [("other", "unknown_query"), ("q", "no_active_version")]
+)
+def test_an_unknown_query_or_index_is_an_error(tmp_path: Path, judged: str, code: str) -> None:
     queries = write_jsonl(tmp_path / "queries.jsonl", [{"_id": "q", "text": "t"}])
     qrels = tmp_path / "qrels.tsv"
-    qrels.write_text("other\td\t1\n", encoding="utf-8")
-    with raises(DataError, code="unknown_query", id="other"):
-        compare(tmp_path, "x", queries, qrels)
-
-
-def test_an_index_that_does_not_exist(tmp_path: Path) -> None:
-    queries = write_jsonl(tmp_path / "queries.jsonl", [{"_id": "q", "text": "t"}])
-    qrels = tmp_path / "qrels.tsv"
-    qrels.write_text("q\td\t1\n", encoding="utf-8")
-    with raises(CareError, code="no_active_version"):
+    qrels.write_text(f"{judged}\td\t1\n", encoding="utf-8")
+    with raises(CareError, code=code):
         compare(tmp_path, "x", queries, qrels)
 
 

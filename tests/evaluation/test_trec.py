@@ -36,10 +36,6 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
     path.write_text(f"q Q0 a 1 0.5 x\n{line}\n", "utf-8")
     with raises(DataError, code="not_run", path=path, line=2):
         read_run(path)
-
-
-def test_a_run_that_is_not_utf8_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "run.trec"
     path.write_bytes(b"\xff\xfe")
     with raises(DataError, code="not_utf8", path=path):
         read_run(path)

@@ -22,26 +22,19 @@ def _measure(
     return measure(target, [message] * count, rate, limit, timeout)
 
 
-def test_a_connection_is_reused() -> None:
-    service = KnownService()
+@pytest.mark.parametrize(
+    ("close", "rate", "limit", "connections"),
+    [(False, 20, 1, 1), (True, 20, 1, 5), (False, 10_000, 2, 2)],
+    ids=["reused", "closed by the server", "no more than the limit"],
+)
+def test_connections_are_reused_while_they_are_open(
+    close: bool, rate: float, limit: int, connections: int
+) -> None:
+    service = KnownService(close=close)
     with served(service) as url:
-        assert _measure(url, rate=20, count=5, limit=1).statuses == {"200": 5}
-    assert len(set(service.clients)) == 1
-
-
-def test_a_connection_closed_by_the_server_is_not_reused() -> None:
-    service = KnownService(close=True)
-    with served(service) as url:
-        assert _measure(url, rate=20, count=3, limit=1).statuses == {"200": 3}
-    assert len(set(service.clients)) == 3
-
-
-def test_no_more_connections_than_the_limit() -> None:
-    service = KnownService()
-    with served(service) as url:
-        assert _measure(url, rate=10_000, count=20, limit=2).statuses == {"200": 20}
-    assert len(service.arrivals) == 20
-    assert len(set(service.clients)) == 2
+        assert _measure(url, rate=rate, count=5, limit=limit).statuses == {"200": 5}
+    assert len(service.arrivals) == 5
+    assert len(set(service.clients)) == connections
 
 
 def test_a_request_that_a_socket_does_not_take_at_once_is_sent_whole() -> None:

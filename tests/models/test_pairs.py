@@ -98,16 +98,13 @@ def test_a_pair_is_loaded_from_a_file_next_to_its_weights(tmp_path: Path) -> Non
     assert (pair.name, pair.embedding_space, pair.folder) == ("p", "space-1", tmp_path)
 
 
-def test_an_unknown_pair_is_an_error_that_names_the_registered_ones() -> None:
-    with raises(PairError, "unknown_pair", pair="none") as caught:
-        load_pair("none")
-    assert "care-mini" in str(caught.value)
-
-
-def test_a_missing_file_of_a_pair_is_named_without_the_registered_pairs() -> None:
-    with raises(PairError, "unknown_pair", pair="run/pair.toml") as caught:
-        load_pair("run/pair.toml")
-    assert "care-mini" not in str(caught.value)
+@pytest.mark.parametrize(("name", "named"), [("none", True), ("run/pair.toml", False)])
+def test_an_unknown_name_but_no_missing_file_names_the_registered_pairs(
+    name: str, named: bool
+) -> None:
+    with raises(PairError, "unknown_pair", pair=name) as caught:
+        load_pair(name)
+    assert ("care-mini" in str(caught.value)) == named
 
 
 def test_a_trained_pair_is_found_by_its_name(

@@ -29,13 +29,6 @@ def pair(tmp_path: Path) -> Path:
     return path
 
 
-def test_missing_weights_are_reported_after_all_other_checks(
-    settings: Settings, manifest: IndexManifest, pair: Path
-) -> None:
-    with raises(PairError, "missing_file"):
-        create_app(settings.model_copy(update={"pair": str(pair)}))
-
-
 def test_another_embedding_space_is_reported_before_the_model_is_loaded(
     settings: Settings, manifest: IndexManifest, pair: Path
 ) -> None:
@@ -63,9 +56,13 @@ def test_a_pair_that_is_not_exported_is_reported(
 
 @pytest.mark.parametrize(
     ("changes", "code"),
-    [({"index": "other"}, "no_active_version"), ({"pair": "missing"}, "unknown_pair")],
+    [
+        ({"index": "other"}, "no_active_version"),
+        ({"pair": "missing"}, "unknown_pair"),
+        ({}, "missing_file"),
+    ],
 )
-def test_a_wrong_name_is_reported_before_the_model_is_loaded(
+def test_missing_weights_are_reported_after_wrong_names(
     settings: Settings, manifest: IndexManifest, pair: Path, changes: dict[str, str], code: str
 ) -> None:
     with raises(CareError, code):

@@ -477,13 +477,19 @@ def test_a_client_that_ends_its_side_gets_its_answers(requests: list[bytes]) -> 
     run(test)
 
 
-@pytest.mark.parametrize("data", [SLOW, SLOW * 2, SLOW + POST + b"Content-Length: 9\r\n\r\na"])
-def test_a_client_that_closes_the_connection_departs(data: bytes) -> None:
+UPLOAD = POST + b"Content-Length: 9\r\n\r\na"
+
+
+@pytest.mark.parametrize(
+    ("data", "end"),
+    [(SLOW, "close"), (SLOW * 2, "close"), (SLOW + UPLOAD, "close"), (UPLOAD, "abort")],
+)
+def test_a_client_that_ends_the_connection_departs(data: bytes, end: str) -> None:
     async def test(server: Server) -> None:
         client = await server.connect()
         await client.send(data)
         await server.app.entered.wait()
-        client.writer.close()
+        getattr(client.writer.transport, end)()
         assert await server.app.ended.get() == "departed"
 
     run(test)
@@ -543,17 +549,6 @@ def test_framing_of_a_chunked_body_is_limited(
         status, _, content = await client.answer()
         assert status in (400, 431)
         assert json.loads(content)["code"] in ("headers_too_long", "invalid_http")
-
-    run(test)
-
-
-def test_an_aborted_upload_ends_the_request() -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        await client.send(POST + b"Content-Length: 9\r\n\r\na")
-        await server.app.entered.wait()
-        client.writer.transport.abort()
-        assert await server.app.ended.get() == "departed"
 
     run(test)
 

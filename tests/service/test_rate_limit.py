@@ -220,15 +220,16 @@ async def test_rate_limits_work_without_any_redis() -> None:
     await guard.close()
 
 
-@pytest.mark.parametrize("garbage", [b"", b"\xff\x00", b"full", b"nan?", b"-5", b"12"])
 @pytest.mark.e2e
-async def test_an_invalid_value_is_a_full_bucket(server: RedisServer, garbage: bytes) -> None:
-    with server.client() as client:
-        client.set(PREFIX + "app", garbage)
+async def test_an_invalid_value_is_a_full_bucket(server: RedisServer) -> None:
     guard = make_guard(server.url)
-    waits = await admit_all(RateLimiter(SLOW, 2, guard), [1, 1, 1])
-    assert waits[:2] == [0, 0]
-    assert 900 < waits[2] <= 1000
+    numbers = b"nan", b"-nan", b"-inf", b"-1e300"
+    for garbage in (b"", b"\xff\x00", b"full", b"nan?", b"-5", b"12", *numbers):
+        with server.client() as client:
+            client.set(PREFIX + "app", garbage)
+        waits = await admit_all(RateLimiter(SLOW, 2, guard), [1, 1, 1])
+        assert waits[:2] == [0, 0], garbage
+        assert 900 < waits[2] <= 1000, garbage
     await guard.close()
 
 
@@ -242,18 +243,6 @@ async def test_an_impossible_time_delays_no_longer_than_the_largest_request(
     guard = make_guard(server.url)
     (wait,) = await admit_all(RateLimiter(SLOW, 2, guard, largest=5), [1])
     assert 3900 < wait <= 4000
-    await guard.close()
-
-
-@pytest.mark.parametrize("garbage", [b"nan", b"-nan", b"-inf", b"-1e300"])
-@pytest.mark.e2e
-async def test_a_time_that_is_no_number_is_a_full_bucket(
-    server: RedisServer, garbage: bytes
-) -> None:
-    with server.client() as client:
-        client.set(PREFIX + "app", garbage)
-    guard = make_guard(server.url)
-    assert (await admit_all(RateLimiter(SLOW, 2, guard), [1, 1, 1]))[:2] == [0, 0]
     await guard.close()
 
 

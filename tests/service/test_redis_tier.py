@@ -117,24 +117,6 @@ async def test_run_returns_the_result_of_the_operation(server: RedisServer) -> N
 
 
 @pytest.mark.e2e
-async def test_a_redis_that_starts_later_is_used(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path)
-    async with Guarded(server.url) as guarded:
-        for _ in range(5):
-            await guarded.fails()
-        assert guarded.errors == {"connection": 3}
-        assert guarded.calls == 3
-        assert guarded.breaker.state is BreakerState.OPEN
-        try:
-            server.start()
-            guarded.now += 5
-            assert await guarded.get() is None
-        finally:
-            server.kill()
-        assert guarded.breaker.state is BreakerState.CLOSED
-
-
-@pytest.mark.e2e
 async def test_a_redis_that_restarts_is_used_again(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         await guarded.guard.write(lambda redis: redis.set("name", "old"))
@@ -247,17 +229,6 @@ async def test_a_name_that_does_not_resolve_is_a_failed_connection(
         assert guarded.errors == {"connection": 1}
 
 
-@pytest.mark.e2e
-async def test_an_error_response_does_not_open_the_breaker(server: RedisServer) -> None:
-    with server.client() as client:
-        client.rpush("name", "x")
-    async with Guarded(server.url) as guarded:
-        for _ in range(5):
-            await guarded.fails()
-        assert guarded.errors == {"response": 5}
-        assert guarded.breaker.state is BreakerState.CLOSED
-
-
 REFUSALS = {
     "out of memory": ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
     "read-only replica": ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
@@ -313,17 +284,6 @@ async def test_a_refused_rate_limit_opens_the_breaker_of_writes(server: RedisSer
         assert guarded.writes.state is BreakerState.OPEN
         assert guarded.errors == {"response": 3}
         assert await limiter.admit("app", 1) > 0
-
-
-@pytest.mark.e2e
-async def test_lost_connections_do_not_open_the_breaker_of_writes(server: RedisServer) -> None:
-    async with Guarded(server.url) as guarded:
-        server.kill()
-        for _ in range(5):
-            await guarded.cache().put(key(1), found(1))
-        assert guarded.breaker.state is BreakerState.OPEN
-        assert guarded.writes.state is BreakerState.CLOSED
-        assert guarded.errors == {"connection": 3}
 
 
 @pytest.mark.e2e
@@ -497,12 +457,13 @@ async def test_get_returns_what_was_put(server: RedisServer) -> None:
         key(2): found(),
         key(3): found(7),
         key(4): CacheEntry((np.array([0.1, -1, 1e-30], np.float32), np.array([1, 2, 3]))),
+        key(5): found(1, 2, answerable=0.1),
     }
     async with Guarded(server.url) as guarded, Guarded(server.url) as other:
         for name, value in items.items():
             await guarded.cache().put(name, value)
         values = await other.cache().get_many([*items, key(9), key(1)], COUNT)
-        assert len(values) == 6
+        assert len(values) == 7
         for value, expected in zip(values, [*items.values(), None, found(0, 99, 5)], strict=True):
             assert value is None if expected is None else same(value, expected)
         assert values[0] is not None
@@ -579,17 +540,6 @@ async def test_an_invalid_value_is_a_miss_and_reported(server: RedisServer) -> N
 
 
 @pytest.mark.e2e
-async def test_the_answerable_score_is_kept_and_so_is_its_absence(server: RedisServer) -> None:
-    async with Guarded(server.url) as guarded:
-        cache = guarded.cache()
-        judged = found(1, 2, answerable=0.1), found(1, 2)
-        for number, kept in enumerate(judged):
-            await cache.put(key(number), kept)
-        values = await cache.get_many([key(0), key(1)], COUNT)
-        assert all(same(value, kept) for value, kept in zip(values, judged, strict=True))
-
-
-@pytest.mark.e2e
 async def test_a_value_of_another_type_is_a_miss_until_it_is_put(server: RedisServer) -> None:
     async with Guarded(server.url) as guarded:
         cache = guarded.cache()
@@ -645,19 +595,5 @@ async def test_without_redis_every_key_is_a_miss() -> None:
             await cache.put(key(1), found(1))
             assert await cache.get_many([key(1), key(2)], COUNT) == [None, None]
         assert guarded.errors == {"connection": 3}
-
-
-@pytest.mark.e2e
-async def test_a_full_redis_is_still_read(server: RedisServer) -> None:
-    async with Guarded(server.url) as guarded:
-        cache = guarded.cache()
-        await cache.put(key(1), found(1))
-        with server.client() as client:
-            client.config_set("maxmemory", 1)
-        await cache.put(key(2), found(2))
-        await cache.put(key(3), found(3))
-        values = await cache.get_many([key(1), key(2), key(3)], COUNT)
-        assert same(values[0], found(1))
-        assert values[1:] == [None, None]
-        assert guarded.errors == {"response": 2}
-        assert guarded.breaker.state is BreakerState.CLOSED
+        assert guarded.breaker.state is BreakerState.OPEN
+        assert guarded.writes.state is BreakerState.CLOSED

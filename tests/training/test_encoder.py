@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -229,12 +230,6 @@ def test_a_checkpoint_of_type_new_is_trained_and_saved_as_published(
     np.testing.assert_allclose(again, encode(encoder, tokens, batch=6), atol=1e-6)
 
 
-def test_unknown_target_layers_of_an_adapter_are_an_error(bert: Path, tmp_path: Path) -> None:
-    checkpoint = checkpoint_of(bert, tmp_path, lora={"targets": ["nope"]})
-    with raises(TrainingError, "bad_targets", key="lora.targets"):
-        Encoder(checkpoint, trainable=True)
-
-
 def test_frozen_layers_and_embeddings_get_no_gradient(bert: Path, tmp_path: Path) -> None:
     encoder = Encoder(checkpoint_of(bert, tmp_path, frozen_layers=1), trainable=True)
     encoder(torch.tensor([[5, 6, 7]]), torch.ones(1, 3, dtype=torch.int64)).sum().backward()
@@ -245,13 +240,17 @@ def test_frozen_layers_and_embeddings_get_no_gradient(bert: Path, tmp_path: Path
     assert {name.split(".")[2] for name in moved} == {"1"}
 
 
-def test_more_frozen_layers_than_layers_is_an_error(bert: Path, tmp_path: Path) -> None:
-    checkpoint = checkpoint_of(bert, tmp_path, frozen_layers=3)
-    with raises(TrainingError, "no_such_layer", key="frozen_layers"):
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ({"lora": {"targets": ["nope"]}}, "bad_targets"),
+        ({"frozen_layers": 3}, "no_such_layer"),
+        ({"max_length": 65}, "max_length_too_large"),
+    ],
+)
+def test_what_a_checkpoint_does_not_have_is_an_error(
+    bert: Path, tmp_path: Path, wrong: dict[str, Any], code: str
+) -> None:
+    checkpoint = checkpoint_of(bert, tmp_path, **wrong)
+    with raises(TrainingError, code):
         Encoder(checkpoint, trainable=True)
-
-
-def test_a_max_length_above_the_models_is_an_error(bert: Path, tmp_path: Path) -> None:
-    checkpoint = checkpoint_of(bert, tmp_path, max_length=65)
-    with raises(TrainingError, "max_length_too_large", path=bert):
-        Encoder(checkpoint, trainable=False)

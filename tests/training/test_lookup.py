@@ -12,6 +12,7 @@ from care.cli.main import main as care
 from core.encoders import Pair
 from core.errors import PairError
 from core.files import sha256_file
+from core.records import read_jsonl
 from evaluation.beir import read_judged_queries
 from models.encoders.configuration import read_configuration
 from models.encoders.factory import load_encoder
@@ -21,7 +22,7 @@ from models.pairs import load_pair, write_pair
 from service.app import create_app, load_query_encoder
 from service.settings import Settings
 from tests.checkpoints import LONG, MAX_LENGTH, TEXTS, WIDTH
-from tests.conftest import write_jsonl
+from tests.conftest import SAMPLE, write_jsonl
 from tests.errors import raises
 from tests.training.conftest import RunRecipe, align, joint, pair_of, teacher
 from tests.training.encoders import check_parity, checkpoint_of
@@ -34,7 +35,6 @@ from training.source.convert import convert_trained
 
 pytestmark = pytest.mark.train
 
-SAMPLE = Path(__file__).parents[2] / "data" / "sample"
 LOOKUP = {"table": "outputs", "prompt": "头痛", "context": 8}
 
 
@@ -224,15 +224,18 @@ def test_the_lookup_encoder_of_care_mini_serves_its_index(
     tmp_path: Path, settings: Settings
 ) -> None:
     """A service checks with the index's canaries that the encoder finds the documents."""
-    arguments = [str(SAMPLE / "corpus.jsonl"), "--index", "test"]
+    queries, qrels = read_judged_queries(SAMPLE / "queries.jsonl", SAMPLE / "qrels" / "test.tsv")
+    judged = {id_ for grades in qrels.values() for id_ in grades}
+    records = [record for _, record in read_jsonl(SAMPLE / "corpus.jsonl")]
+    records = [record for record in records if record["_id"] in judged]
+    arguments = [str(write_jsonl(tmp_path / "corpus.jsonl", records)), "--index", "test"]
     folders = ["--indexes", str(settings.indexes), "--builds", str(tmp_path / "builds")]
     assert care(["index", *arguments, *folders]) == 0
     served = settings.model_copy(update={"pair": "care-mini-lookup"})
-    queries, qrels = read_judged_queries(SAMPLE / "queries.jsonl", SAMPLE / "qrels" / "test.tsv")
     found = 0
     with TestClient(create_app(served, load_query_encoder(served))) as client:
         for id_, text in queries.items():
-            hits = client.post("/search", json={"query": text, "top_k": 10}).json()["hits"]
+            hits = client.post("/search", json={"query": text, "top_k": 3}).json()["hits"]
             found += any(qrels[id_].get(hit["id"], 0) > 0 for hit in hits)
     assert found > 0.7 * len(queries)
 

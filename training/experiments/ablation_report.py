@@ -1,4 +1,4 @@
-"""Report of ablations and baselines: scores, decided differences, tables and plot."""
+"""Report of ablations and baselines: scores, decided differences and tables."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,25 +7,22 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from core.files import atomic, write_text
+from core.files import write_text
 from evaluation.statistics import decide, paired_difference
-from training.experiments.tables import MARGIN, Summary, Tables, render, statistics
+from training.experiments.tables import MARGIN, Tables, render
 
 MEASURES = NDCG, MAP = "nDCG@10", "MAP@10"
-SCORES, TABLE, PLOT = "scores.json", "table.md", "scores.png"
+SCORES, TABLE = "scores.json", "table.md"
 # Scores of each question, by recipe, seed and measure.
 Scores = Mapping[str, Mapping[int, Mapping[str, Sequence[float]]]]
 
 
-def write_report(
-    out: Path, tables: Tables, titles: Mapping[str, str], scores: Scores, facts: Mapping[str, Any]
-) -> None:
-    """Writes `scores.json`, `table.md` and `scores.png` to the folder `out`.
+def write_report(out: Path, tables: Tables, scores: Scores, facts: Mapping[str, Any]) -> None:
+    """Writes `scores.json` and `table.md` to the folder `out`.
 
-    `tables` say which recipes are compared; `titles` name recipes in the plot. `facts` are data,
-    hardware and libraries; `questions` among them is the number of questions.
+    `tables` say which recipes are compared. `facts` are data, hardware and libraries; `questions`
+    among them is the number of questions.
     """
     rows = [name for name in tables.recipes if name in scores]
     rows += [name for name in scores if name not in rows]
@@ -42,8 +39,6 @@ def write_report(
     }
     write_text(out / SCORES, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     write_text(out / TABLE, render(tables, summary))
-    labels = [(_label(name, titles), name) for name in rows]
-    _draw(labels, tables.share.recipe if tables.share else "", summary, out / PLOT)
 
 
 def compare(
@@ -74,25 +69,3 @@ def compare(
                 | {"verdict": decision.verdict, "needed": decision.needed}
             )
     return compared
-
-
-def _label(row: str, titles: Mapping[str, str]) -> str:
-    name, _, dimension = row.partition("@")
-    title = titles.get(name, name)
-    return f"{title}, {dimension} dimensions" if dimension else title
-
-
-def _draw(rows: Sequence[tuple[str, str]], highlighted: str, summary: Summary, path: Path) -> None:
-    figure = Figure(figsize=(11, 1 + 0.32 * len(rows)), layout="constrained")
-    for axes, measure in zip(figure.subplots(1, 2, sharey=True), MEASURES, strict=True):
-        # The first row is drawn at the top.
-        for title, name in rows[::-1]:
-            if found := statistics(summary, name, measure):
-                mean, deviation, _ = found
-                color = "#c26a4a" if name == highlighted else "#7aa6c2"
-                axes.barh(title, mean, xerr=deviation or 0.0, color=color, ecolor="#333")
-        axes.set_xlabel(f"{measure} in percent, ± deviation over seeds")
-        axes.margins(y=0.01)
-        axes.grid(axis="x", alpha=0.3)
-    with atomic(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=110)

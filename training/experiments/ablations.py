@@ -2,7 +2,7 @@
 
 OUT/stages, runs, …          see `training.run`; recipes share stages with equal inputs
 OUT/scores/<key>/<name>-seed<n>.json    scores of each question; the key is a checksum of the data
-OUT/scores.json, table.md, scores.png   the report of `training.experiments.ablation_report`
+OUT/scores.json, table.md    the report of `training.experiments.ablation_report`
 """
 
 import json
@@ -119,9 +119,7 @@ def run_ablations(
                 write_text(scores / f"{row}-seed{seed}.json", json.dumps(record) + "\n")
                 means = {measure: round(fmean(found), 4) for measure, found in values.items()}
                 report(f"{row}, seed {seed}: {means}")
-        titles = {name: found.recipe.description for name, found in known.items()}
-        facts = _conditions(test, out)
-        write_report(out, tables, titles, read_scores(scores, known), facts)
+        write_report(out, tables, read_scores(scores, known), _conditions(test, out))
     return out / TABLE
 
 

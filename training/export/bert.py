@@ -50,9 +50,6 @@ def bert_of_graph(spec: EncoderSpec, folder: Path) -> BertModel:
 
     The model does not quantise activations, so its vectors are close to the graph's but not
     equal. The spec's paths are relative to `folder`.
-
-    Raises:
-        PairError: If the graph is not a BERT with fused attention.
     """
     path = folder / spec.weights
     model = onnx.load(path)

@@ -39,10 +39,6 @@ def export_document_side(
     Returns:
         The spec of the exported side, and the lowest cosine between original and exported
         vectors.
-
-    Raises:
-        PairError: If the document side is not a checkpoint or has no adapter to export.
-        CareError: If the vectors differ.
     """
     spec = pair.document
     side = f"the document side of '{pair.name}'"

@@ -89,9 +89,6 @@ def export_encoder(
         fuse: Whether to fuse attention. Without fusion the graph has standard ONNX operators
             only, which TensorRT requires.
         max_length: Most tokens of a text; the graph of a model with rotary positions takes no more.
-
-    Raises:
-        ValueError: If the attention of such a model could not be fused.
     """
     kind = transformer.config.model_type
     encoder = SentenceEncoder(transformer, pooling, dense, dimension).eval()

@@ -28,9 +28,6 @@ def load_query_side(pair: Pair) -> TransformersEncoder:
     """Loads the query side in float32, with the attention that exporter and optimizers support.
 
     The weights of an ONNX graph, as care-mini has, are dequantised.
-
-    Raises:
-        PairError: If the query side does not load, or is a graph of another architecture.
     """
     with temporary_folder() as folder:
         spec = pair.query

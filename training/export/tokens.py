@@ -45,9 +45,6 @@ def add_token_output(model: onnx.ModelProto, projection: FloatArray) -> onnx.Mod
     Args:
         model: A graph of `training.export.onnx` or `training.export.quantization`.
         projection: float32 [width, k].
-
-    Raises:
-        ValueError: If the graph has this output already, or no normalisation of states.
     """
     if any(output.name == TOKEN_OUTPUT for output in model.graph.output):
         raise ValueError(f"the graph has the output {TOKEN_OUTPUT} already")
@@ -105,9 +102,6 @@ def read_projections(path: Path) -> dict[Role, FloatArray]:
 
     Returns:
         For the query and the document side float32 [width, k].
-
-    Raises:
-        PairError: If the file cannot be read, or holds other tensors.
     """
     try:
         tensors = load_file(path)

@@ -43,9 +43,6 @@ def export_with_optimum(pair: Pair, out: Path, python: Path, threads: int = 1) -
 
     Returns:
         The path of `pair.toml`.
-
-    Raises:
-        CareError: If optimum fails, or the graph misses a threshold of `fp32`.
     """
     query = load_query_side(pair)
     calibration = read_calibration(None)

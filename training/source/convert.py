@@ -24,12 +24,6 @@ Report = Callable[[str], None]
 # A graph, its file name, and fields of its spec.
 Side = tuple[onnx.ModelProto, str, dict[str, Any]]
 
-# Fields of a spec that do not change when its graph does.
-_FACTS = {
-    *("model", "revision", "embedding_space", "prompt"),
-    *("dimension", "native_dimension", "max_length", "pooling"),
-}
-
 
 def convert_trained(trained: Path, out: Path, spec: Path, report: Report) -> None:
     """Converts a trained pair: int8 queries, documents in 8-bit blocks.
@@ -58,33 +52,7 @@ def convert_trained(trained: Path, out: Path, spec: Path, report: Report) -> Non
         facts = {"model": f"care-mini {side.role}", "embedding_space": "care-mini-2"}
         facts |= {"revision": side.revision, "prompt": side.prompt}
         sides[side.role] = graph, f"{side.role}.onnx", facts
-    about = "multilingual-e5-small for Chinese medicine, query encoder distilled to 5 layers"
-    _write("care-mini", about, sides, tokenizer.to_str(), out, spec, report)
-
-
-def requantize_query_side(pair: Pair, out: Path, spec: Path, report: Report) -> None:
-    """Quantises the query side of a pair of ONNX graphs again; the other files stay the same.
-
-    The weights of the query side are dequantised first. Vectors of documents do not change, so
-    indexes of the pair stay valid.
-
-    Raises:
-        PairError: If a side is not ONNX, or the query side is a graph of another architecture.
-    """
-    if {pair.query.format, pair.document.format} != {"onnx"}:
-        message = f"'{pair.name}' is not a pair of ONNX graphs: export it to ONNX"
-        raise PairError(message, code="not_onnx", pair=pair.name)
-    model, dense, _ = load_query_side(pair).parts()
-    words = (pair.folder / pair.query.tokenizer).read_text(encoding="utf-8")
-    tokenizer = Tokenizer.from_str(words)
-    query = export_encoder(model, pair.query.pooling, dense, pair.query.dimension)
-    query = _quantize_query_side(query, tokenizer, pair.query.prompt)
-    document = onnx.load(pair.folder / pair.document.weights)
-    sides: dict[Role, Side] = {}
-    for side, graph in ((pair.query, query), (pair.document, document)):
-        facts = side.model_dump(include=_FACTS)
-        sides[side.role] = graph, f"{side.role}.onnx", facts
-    _write(pair.name, pair.description, sides, words, out, spec, report)
+    _write(sides, tokenizer.to_str(), out, spec, report)
 
 
 def _convert_query_side(pair: Pair, out: Path, spec: Path, report: Report) -> None:
@@ -127,15 +95,7 @@ def _quantize_query_side(
     return quantize_int8(encoder, (np.array(text.ids[:max_length]) for text in texts))
 
 
-def _write(
-    name: str,
-    about: str,
-    sides: dict[Role, Side],
-    tokenizer: str,
-    out: Path,
-    spec: Path,
-    report: Report,
-) -> None:
+def _write(sides: dict[Role, Side], tokenizer: str, out: Path, spec: Path, report: Report) -> None:
     out.mkdir(parents=True, exist_ok=True)
     spec.parent.mkdir(parents=True, exist_ok=True)
     write_text(out / TOKENIZER, tokenizer)
@@ -145,7 +105,8 @@ def _write(
         save(graph, out / file)
         specs[role] = describe({**model, **facts, "role": role, "normalize": True}, out / file)
     query, document = specs["query"], specs["document"]
-    pair = Pair(name=name, description=about, folder=Path(), query=query, document=document)
+    about = "multilingual-e5-small for Chinese medicine, query encoder distilled to 5 layers"
+    pair = Pair(name="care-mini", description=about, folder=Path(), query=query, document=document)
     write_pair(pair, spec)
     files = {(side.weights, side.weights_sha256) for side in specs.values()}
     for file, checksum in sorted(files | {(query.tokenizer, query.tokenizer_sha256)}):

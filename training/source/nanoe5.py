@@ -83,11 +83,7 @@ def dequantize(blocks: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def load_source() -> Source:
-    """Reads the model from the installed package.
-
-    Raises:
-        SourceError: If the package is missing or its file has another checksum.
-    """
+    """Reads the model from the installed package."""
     try:
         data = (files(PACKAGE) / FILE).read_bytes()
     except (ModuleNotFoundError, FileNotFoundError) as error:

@@ -43,10 +43,6 @@ def fit_pairs(
 
     For `loss` see `Objective`, for `negatives`, `all_documents` and `teacher` see `PairCollator`;
     `learned` is the initial value of a learned temperature, or None.
-
-    Raises:
-        TrainingError: If query and document vectors have different dimensions, or there are no
-            examples.
     """
     roles = stage.roles
     query, document = (context.encoders[side].dimension for side in roles.values())

@@ -111,7 +111,6 @@ def test_a_pair_that_was_not_trained_from_the_embedded_one_is_not_converted(
     words = ["--out", str(tmp_path / "out"), "--spec", str(tmp_path / "pair.toml")]
     assert main(["convert", *words, "--trained", str(tmp_path / "none.toml")]) == 1
     assert error_code(capsys.readouterr().err) == "unknown_pair"
-    assert main(["convert", *words, "--trained", "a.toml", "--pair", "care-mini"]) == 2
     assert main(["convert", *words]) == 2
 
 

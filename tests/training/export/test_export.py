@@ -1,6 +1,7 @@
 """Precisions, acceptance thresholds and document forms of an export, on tiny checkpoints."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -181,16 +182,15 @@ def test_a_graph_that_does_not_load_fails(
 )
 def test_a_failed_float32_graph_is_an_error_and_keeps_the_earlier_export(
     command: Command,
+    whole: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     change: Callable[..., torch.Tensor],
     name: str,
 ) -> None:
-    assert command(tmp_path / "out", "--precision", "fp32", "--corpus", "none") == 0
-    out = tmp_path / "out"
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    capsys.readouterr()
+    out = shutil.copytree(whole, tmp_path / "out")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     forward = SentenceEncoder.forward
     monkeypatch.setattr(
         SentenceEncoder, "forward", lambda self, *x: change(partial_of(forward, self), *x)
@@ -199,7 +199,7 @@ def test_a_failed_float32_graph_is_an_error_and_keeps_the_earlier_export(
     errors = capsys.readouterr().err
     assert error_code(errors) == "threshold_missed"
     assert f"{name} " in errors
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 

