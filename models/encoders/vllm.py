@@ -32,6 +32,9 @@ _ENVIRONMENT = {
     # Standard output is reserved for the summary of the command.
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_NO_USAGE_STATS": "1",
+    # vLLM's own process for the engine would go on, with the memory of its GPUs, when this one is
+    # killed. Without it, the processes of tensor parallelism end with this one.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     # On processors the engine cannot determine its memory limit [GiB].
     "VLLM_CPU_KVCACHE_SPACE": "2",
 }
@@ -202,9 +205,6 @@ def _start(
     os.environ["CUDA_VISIBLE_DEVICES"] = devices
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if tensor_parallel == 1:
-        # The engine needs no further process.
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     try:
         from vllm import LLM, __version__
         from vllm.config import PoolerConfig

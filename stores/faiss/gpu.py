@@ -26,8 +26,11 @@ SPEED = 100
 # More candidates than hits, because half precision can exchange neighbours of nearly equal score.
 _MORE = 32
 _BLOCK_ROWS = 1 << 20
-# FAISS allocates 1.5 GiB for temporary results.
-_TEMPORARY = 3 << 29
+# Memory for temporary results: that of a query is far less, and FAISS's 1.5 GiB are for batches.
+_TEMPORARY = 64 << 20
+# What a copy needs beside its vectors while it is made: temporary results, pages of 256 MiB that
+# are converted to half precision, the workspace of cuBLAS.
+_COPYING = 512 << 20
 _ID_BYTES = 8
 
 
@@ -81,12 +84,17 @@ class GpuCopy:
         self._lock = Lock()
         _check_memory(needed_bytes(index, stored, half=half))
         self._resources = faiss.StandardGpuResources()
-        options = faiss.GpuClonerOptions()
-        options.useFloat16 = half
+        self._resources.setTempMemory(_TEMPORARY)
+        self._resources.setPinnedMemory(0)  # 256 MiB by default, for batches of queries
         try:
             if stored is None:
-                self._copy = faiss.index_cpu_to_gpu(self._resources, 0, index, options)
+                # Not `index_cpu_to_gpu`: where memory ends, it never frees what it has allocated.
+                name = type(index).__name__.removeprefix("Index")
+                config = getattr(faiss, f"GpuIndex{name}Config")()
+                self._copy = getattr(faiss, f"GpuIndex{name}")(self._resources, index, config)
             else:
+                options = faiss.GpuClonerOptions()
+                options.useFloat16 = half
                 empty = faiss.IndexFlat(index.d, index.metric_type)
                 self._copy = faiss.index_cpu_to_gpu(self._resources, 0, empty, options)
                 for first in range(0, stored.ntotal, _BLOCK_ROWS):
@@ -130,11 +138,11 @@ def needed_bytes(index: faiss.Index, stored: faiss.IndexFlatCodes | None, *, hal
     """Returns the GPU memory that a copy needs while it is made [bytes]; see `GpuCopy`."""
     if stored is None:
         centroids = index.nlist * 4 * index.d
-        return int(index.ntotal * (index.code_size + _ID_BYTES) + centroids + _TEMPORARY)
+        return int(index.ntotal * (index.code_size + _ID_BYTES) + centroids + _COPYING)
     vectors = stored.ntotal * stored.d * (2 if half else 4)
     # Each block after the first moves the vectors before it.
     copies = 1 if stored.ntotal <= _BLOCK_ROWS else 2
-    return int(copies * vectors + _TEMPORARY)
+    return int(copies * vectors + _COPYING)
 
 
 def _check_memory(needed: int) -> None:

@@ -125,6 +125,11 @@ class FaissVectors:
             GpuCopy(self._index, self._stored, device), copied if self._stored is None else None
         )
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether there is a copy on the GPU."""
+        return self._on_gpu is not None
+
     def leave_gpu(self) -> bool:
         """Releases the copy on the GPU, which searches do without; returns False without one."""
         on_gpu, self._on_gpu = self._on_gpu, None

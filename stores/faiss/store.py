@@ -29,6 +29,11 @@ _CHUNK_ROWS = 4096
 _EF_SEARCH = (16, 32, 64, 128, 256, 512, 1024)
 _PROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _REFINE_FACTORS = (4, 16, 64)
+# Vectors of fewer bytes stay on the processor, which compares them in less than a millisecond.
+_LEAST_ON_GPU = 16 << 20
+# A segment with less than this share of the vectors on the GPU does not take their place: it is one
+# of writes, and the base that it belongs to would leave.
+_SHARE = 0.2
 
 
 class FaissStore(VectorStore):
@@ -62,7 +67,8 @@ class FaissStore(VectorStore):
         """Maps the file of a version into memory, and copies it to the GPU if one searches.
 
         If the GPU has no room for a second copy, versions that are open leave it and are searched
-        on the processor; they return if the new version cannot be opened.
+        on the processor; they return if the new version cannot be opened. Small segments stay on
+        the processor: those of writes are searched beside a base that is on the GPU.
         """
         if read_collection(folder):
             raise IndexVersionError(
@@ -89,15 +95,21 @@ class FaissStore(VectorStore):
 
     def _copy_to_gpu(self, vectors: FaissVectors, moved: list[FaissVectors]) -> None:
         """Copies vectors to the GPU; adds to `moved` the open versions that had to leave it."""
+        if 4 * vectors.count * vectors.dimension < _LEAST_ON_GPU:
+            return
         try:
             vectors.copy_to_gpu(self._device)
         except IndexVersionError as error:
-            moved += [each for each in self._opened if each.leave_gpu()]
-            if not moved:
+            others = [each for each in self._opened if each.on_gpu]
+            if not others:
                 raise
-            message = "the GPU has no room for two versions: the old one moves to the processor"
+            small = vectors.count < _SHARE * sum(each.count for each in others)
+            which = "a new segment" if small else "the old version"
+            message = f"the GPU has no room for more vectors: {which} is searched on the processor"
             _LOG.warning(message, extra={"fields": {"code": error.code, **error.fields}})
-            vectors.copy_to_gpu(self._device)
+            if not small:
+                moved += [each for each in others if each.leave_gpu()]
+                vectors.copy_to_gpu(self._device)
 
 
 def build_index(

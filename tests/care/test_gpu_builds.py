@@ -152,3 +152,16 @@ def test_the_extra_and_the_constraints_have_the_builds() -> None:
         assert library.cpu in required
         assert extra[library.gpu].startswith(f"{library.gpu}{library.extras}>")
         assert PINS[library.gpu] == PINS[library.cpu]
+
+
+def test_both_environments_name_the_same_libraries_of_cuda() -> None:
+    def pinned(name: str) -> dict[str, str]:
+        lines = (ROOT / name).read_text("utf-8").splitlines()
+        return dict(line.split("==") for line in lines if line.startswith("nvidia-"))
+
+    own, vllm = pinned("constraints.txt"), pinned("constraints-vllm.txt")
+    assert own.items() <= vllm.items()
+    # What the builds of ONNX Runtime and FAISS load; unpinned, pip takes the newest of CUDA.
+    for library in ("cublas", "cuda-nvrtc", "cuda-runtime", "curand"):
+        assert {f"nvidia-{library}", f"nvidia-{library}-cu12"} <= own.keys()
+    assert {"nvidia-cudnn-cu13", "nvidia-cufft", "nvidia-nvjitlink"} <= own.keys()

@@ -8,9 +8,11 @@ row says so. The status is 1 if a check fails.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,6 +35,7 @@ NAMES = (
     "vllm",
 )
 _LINES = 25
+_GRACE = 10  # what a check that is ended may take for it [s]
 
 
 def python(name: str, *, on_gpu: bool) -> str:
@@ -51,26 +54,43 @@ def run(name: str, scratch: Path, timeout: float, *, on_gpu: bool) -> dict[str, 
     if not on_gpu:
         environment["OMP_NUM_THREADS"] = "1"
     started = time.monotonic()
-    try:
-        done = subprocess.run(
-            [*command, *(["--gpu"] if on_gpu else [])],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
-    except subprocess.TimeoutExpired:
-        return row | {"seconds": timeout, "error": f"no result after {timeout:.0f} s"}
+    with subprocess.Popen(
+        [*command, *(["--gpu"] if on_gpu else [])],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except BaseException as error:
+            _stop(process)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return row | {"seconds": timeout, "error": f"no result after {timeout:.0f} s"}
     row["seconds"] = round(time.monotonic() - started, 1)
-    if done.returncode:
-        print(f"--- {name}\n{''.join(done.stderr.splitlines(keepends=True)[-_LINES:])}---")
-        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+    if process.returncode:
+        print(f"--- {name}\n{''.join(errors.splitlines(keepends=True)[-_LINES:])}---")
+        lines = errors.strip().splitlines() or [f"status {process.returncode}"]
         return row | {"error": lines[-1][:300]}
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(output.splitlines()[-1])
     if "missing" in found:
         return row | {"status": "not installed", "error": found["missing"]}
     return row | {"status": "passed" if on_gpu else "simulated", "figures": found["figures"]}
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    """Ends a check and the processes that it has started, which may hold the GPU's memory.
+
+    The processes of torchrun have groups of their own, and torchrun ends them at SIGTERM.
+    """
+    os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=_GRACE)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def what(row: dict[str, Any]) -> str:
@@ -85,6 +105,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="CHECK", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--json", type=Path, help="file for the results")
     parser.add_argument("--timeout", type=float, default=180, help="of each check [s]")
+    parser.add_argument("--limit", type=float, default=480, help="of all checks together [s]")
     parser.add_argument("--scratch", type=Path, help="folder for checkpoints, which is kept")
     options = parser.parse_args()
     if unknown := set(options.names) - set(NAMES):
@@ -96,11 +117,17 @@ def main() -> int:
     driver = f"; driver {gpus[0].driver}" if gpus else ""
     print(f"GPUs: {hardware or 'none; paths are simulated on the processor'}{driver}\n", flush=True)
     rows = []
+    ends = time.monotonic() + options.limit
     with TemporaryDirectory() as temporary:
         scratch = options.scratch or Path(temporary)
         scratch.mkdir(parents=True, exist_ok=True)
         for name in options.names or NAMES:
-            row = run(name, scratch, options.timeout, on_gpu=bool(gpus))
+            left = min(options.timeout, ends - time.monotonic())
+            if left > 0:
+                row = run(name, scratch, left, on_gpu=bool(gpus))
+            else:
+                error = f"all checks together may take {options.limit:.0f} s: name this one"
+                row = {"name": name, "status": "not run", "seconds": 0.0, "error": error}
             status, seconds = f"{row['status']:13}", f"{row['seconds']:6.1f} s"
             print(f"{name:20}  {status}  {seconds}  {what(row)}", flush=True)
             rows.append(row)

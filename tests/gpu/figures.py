@@ -1,5 +1,6 @@
 """What the checks of `make test-gpu` return, and how they compare vectors."""
 
+import importlib.util
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ class NotInstalledError(Exception):
     """What a check needs is not installed."""
 
 
-def check(found: FloatArray, expected: FloatArray, least: float) -> None:
-    """Checks the lowest cosine of vectors of unit norm."""
+def check(found: FloatArray, expected: FloatArray, least: float) -> float:
+    """Checks the lowest cosine of vectors of unit norm, and returns it."""
     cosine = float((found * expected).sum(axis=1).min())
     if not cosine >= least:
         raise RuntimeError(f"lowest cosine {cosine:.5f} instead of {least}")
+    return cosine
 
 
 def require(*distributions: str) -> str:
@@ -35,6 +37,12 @@ def require(*distributions: str) -> str:
         except PackageNotFoundError:
             continue
     raise NotInstalledError(distributions[0])
+
+
+def require_module(name: str) -> None:
+    """Raises NotInstalledError if a module is not installed that another process will import."""
+    if importlib.util.find_spec(name) is None:
+        raise NotInstalledError(name)
 
 
 def provider_options(name: Any, scratch: Path) -> Any:

@@ -1,5 +1,6 @@
 """A stand-in for the GPU functions of FAISS, with their limits, on the processor."""
 
+from functools import partial
 from threading import Lock
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,21 @@ import pytest
 from core.types import FloatArray, RowArray
 from stores.faiss.gpu import MOST_NEIGHBOURS, MOST_PROBES
 
-# What FAISS can copy to a GPU: see `ToGpuCloner` in its source.
-_COPIED = (faiss.IndexFlat, faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer)
+# Classes whose constructors copy inverted lists to a GPU.
+_LISTS = ("IVFFlat", "IVFScalarQuantizer")
+
+
+class FakeResources:
+    """The memory that FAISS reserves beside a copy [bytes]."""
+
+    def __init__(self) -> None:
+        self.temporary, self.pinned = 3 << 29, 256 << 20
+
+    def setTempMemory(self, size: int) -> None:  # noqa: N802 (FAISS's name)
+        self.temporary = size
+
+    def setPinnedMemory(self, size: int) -> None:  # noqa: N802
+        self.pinned = size
 
 
 class FakeGpuIndex:
@@ -47,24 +61,34 @@ def fake_gpus(monkeypatch: pytest.MonkeyPatch, count: int = 1) -> list[FakeGpuIn
     """Makes FAISS claim GPUs; returns the list of the indexes that are copied to them."""
     copies: list[FakeGpuIndex] = []
 
-    def copy(_: object, device: int, index: faiss.Index, options: Any) -> FakeGpuIndex:
-        assert device == 0
-        if not isinstance(index, _COPIED):
-            raise RuntimeError("This index type is not implemented on GPU.\nsecond line")
-        if isinstance(index, faiss.IndexFlat) and options.useFloat16:
-            half = faiss.IndexScalarQuantizer(
-                index.d, faiss.ScalarQuantizer.QT_fp16, index.metric_type
-            )
-            half.train(np.zeros((1, index.d), np.float32))
-            copies.append(FakeGpuIndex(half))
-        else:
-            copies.append(FakeGpuIndex(faiss.clone_index(index)))
+    def copy(resources: FakeResources, index: faiss.Index) -> FakeGpuIndex:
+        # A service has a copy of each large segment: none may reserve FAISS's default.
+        assert (resources.temporary, resources.pinned) == (64 << 20, 0)
+        copies.append(FakeGpuIndex(faiss.clone_index(index)))
         return copies[-1]
 
+    def copy_flat(
+        resources: FakeResources, device: int, index: faiss.Index, options: Any
+    ) -> FakeGpuIndex:
+        assert device == 0
+        assert isinstance(index, faiss.IndexFlat)
+        if options.useFloat16:
+            dimension, metric = index.d, index.metric_type
+            index = faiss.IndexScalarQuantizer(dimension, faiss.ScalarQuantizer.QT_fp16, metric)
+            index.train(np.zeros((1, dimension), np.float32))
+        return copy(resources, index)
+
+    def copy_lists(kind: str, resources: FakeResources, index: faiss.Index, _: Any) -> FakeGpuIndex:
+        assert isinstance(index, getattr(faiss, f"Index{kind}"))
+        return copy(resources, index)
+
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: count)
-    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(faiss, "StandardGpuResources", FakeResources, raising=False)
     monkeypatch.setattr(faiss, "GpuClonerOptions", SimpleNamespace, raising=False)
-    monkeypatch.setattr(faiss, "index_cpu_to_gpu", copy, raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", copy_flat, raising=False)
+    for kind in _LISTS:
+        monkeypatch.setattr(faiss, f"GpuIndex{kind}", partial(copy_lists, kind), raising=False)
+        monkeypatch.setattr(faiss, f"GpuIndex{kind}Config", SimpleNamespace, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return copies
 

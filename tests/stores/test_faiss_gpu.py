@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +24,7 @@ from stores.registry import VectorStores
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
 from tests.errors import raises
-from tests.stores.gpus import FakeGpuIndex, fake_gpus
+from tests.stores.gpus import FakeGpuIndex, FakeResources, fake_gpus
 
 COUNT, DIMENSION, K = 4000, 32, 10
 DEVICES: list[SearchDevice] = ["cuda", "cuda-fp16"]
@@ -143,9 +144,9 @@ def test_faiss_without_gpus_is_an_error_at_start(
 def test_memory_is_checked_before_vectors_are_copied(
     folder: Path, copies: list[FakeGpuIndex], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    card = Gpu("small", 2**30, 2**30, "1.0")
+    card = Gpu("small", 2**30, 2**28, "1.0")
     monkeypatch.setattr(gpu, "visible_gpus", lambda: [card])
-    with raises(IndexVersionError, "too_little_gpu_memory", free_gib=1.0):
+    with raises(IndexVersionError, "too_little_gpu_memory", free_gib=0.25):
         FaissVectors(folder / "Flat", {}, "cuda")
     assert copies == []
 
@@ -166,18 +167,19 @@ def test_an_error_of_the_copy_is_one_line(
     def fail(*_: object) -> None:
         raise RuntimeError("cudaMalloc error out of memory\nin a file")
 
-    monkeypatch.setattr(faiss, "index_cpu_to_gpu", fail)
+    monkeypatch.setattr(faiss, "GpuIndexIVFScalarQuantizer", fail)
     with raises(IndexVersionError, "gpu_copy_failed") as caught:
         FaissVectors(folder / "IVF8,SQ8", {"nprobe": 8}, "cuda")
     assert "\n" not in str(caught.value)
 
 
-class Resources:
+class Resources(FakeResources):
     """Stands for the memory of one copy, until it is released."""
 
     alive: ClassVar[WeakSet["Resources"]] = WeakSet()
 
     def __init__(self) -> None:
+        super().__init__()
         self.alive.add(self)
 
 
@@ -190,25 +192,48 @@ def room_for_one(copies: list[FakeGpuIndex], monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(faiss, "StandardGpuResources", Resources)
     monkeypatch.setattr(gpu, "visible_gpus", cards)
+    monkeypatch.setattr("stores.faiss.store._LEAST_ON_GPU", 0)
+
+
+@pytest.fixture
+def open_vectors(
+    build_version: Builder, indexes: Path, copies: list[FakeGpuIndex]
+) -> Callable[[int], FaissVectors]:
+    """Opens the vectors of a new version of so many documents in one store."""
+    store = FaissStore("cuda")
+
+    def open_(count: int) -> FaissVectors:
+        folder = IndexFolder(indexes, "test").path / build_version(make_records(count)).version
+        return store.open(folder, read_manifest(folder))
+
+    return open_
 
 
 def test_a_new_version_takes_the_place_of_the_old_one_if_the_gpu_has_room_for_one(
-    build_version: Builder, indexes: Path, room_for_one: None
+    open_vectors: Callable[[int], FaissVectors], room_for_one: None
 ) -> None:
-    store = FaissStore("cuda")
     query = BigramEncoder().encode([make_records(1)[0]["text"]]).vectors[0]
-
-    def open_version(count: int) -> FaissVectors:
-        folder = IndexFolder(indexes, "test").path / build_version(make_records(count)).version
-        manifest = read_manifest(folder)
-        return store.open(folder, manifest)
-
-    old = open_version(20)
+    old = open_vectors(20)
     hits = old.search(query, 5)
-    new = open_version(21)
-    assert (old._on_gpu, len(Resources.alive)) == (None, 1)
-    assert new._on_gpu
+    new = open_vectors(21)
+    assert (old.on_gpu, new.on_gpu, len(Resources.alive)) == (False, True, 1)
     assert old.search(query, 5)[1].tolist() == hits[1].tolist()
+
+
+@pytest.mark.parametrize(("written", "leaves"), [(3, False), (4, True)])
+def test_a_segment_of_writes_does_not_take_the_place_of_its_base(
+    open_vectors: Callable[[int], FaissVectors], room_for_one: None, written: int, leaves: bool
+) -> None:
+    base = open_vectors(20)
+    segment = open_vectors(written)
+    assert (base.on_gpu, segment.on_gpu) == (not leaves, leaves)
+
+
+def test_a_small_segment_stays_on_the_processor(
+    open_vectors: Callable[[int], FaissVectors], copies: list[FakeGpuIndex]
+) -> None:
+    assert not open_vectors(20).on_gpu
+    assert copies == []
 
 
 def test_a_search_whose_version_leaves_the_gpu_ends_on_the_processor(
@@ -240,5 +265,5 @@ def test_the_old_version_returns_to_the_gpu_if_the_new_one_cannot_be_opened(
     wrong = manifest.model_copy(update={"count": 21})
     with raises(IndexVersionError, "wrong_vectors"):
         store.open(folder, wrong)
-    assert old._on_gpu
+    assert old.on_gpu
     assert len(Resources.alive) == 1

@@ -116,6 +116,40 @@ def test_engines_share_a_batch_and_a_crashed_engine_is_an_error(
     assert set(multiprocessing.active_children()) <= before
 
 
+def test_the_processes_of_tensor_parallelism_end_with_a_killed_engine(
+    qwen3: Path, expected: FloatArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a processor vLLM must be told where the processes run if there is one node of memory.
+    cpus = sorted(os.sched_getaffinity(0)) * 2
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{cpus[0]}|{cpus[1]}")
+    before = set(multiprocessing.active_children())
+    encoder = VllmEncoder(checkpoint_spec(qwen3, prompt="文档："), Path(), tensor_parallel=2)
+    try:
+        assert cosines(encoder.encode(ALL).vectors, expected).min() >= SAME
+        (engine,) = set(multiprocessing.active_children()) - before
+        tasks = Path(f"/proc/{engine.pid}/task").glob("*/children")
+        started = [pid for task in tasks for pid in task.read_text().split()]
+        assert len(started) >= 2
+        os.kill(engine.pid or 0, signal.SIGKILL)
+        with raises(ProviderError, "engine_died"):
+            encoder.encode(ALL)
+    finally:
+        encoder.close()
+    for _ in range(600):
+        if not any(map(_runs, started)):
+            return
+        time.sleep(0.1)
+    raise AssertionError("processes go on without their engine")
+
+
+def _runs(pid: str) -> bool:
+    """Returns whether a process has not ended; one that has may wait for its parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
 def test_the_mean_of_an_encoder_with_a_dense_module(tmp_path: Path) -> None:
     folder = write_bert(tmp_path)
     add_dense(folder, 96, "activation.Tanh")
