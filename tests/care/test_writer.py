@@ -80,6 +80,17 @@ class LargeIndex:
         return False
 
 
+class LargeIndexes:
+    def open(self, name: str) -> LargeIndex:
+        return LargeIndex()
+
+    def create(self, name: str, like: str, fields: Sequence[str]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def delete(self, name: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+
 @pytest.mark.parametrize(("status", "times"), [(0, 2), (1, 1)])
 def test_a_base_is_built_anew_once_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, times: int
@@ -89,7 +100,7 @@ def test_a_base_is_built_anew_once_at_a_time(
     monkeypatch.setattr(writer, "_REBUILD", (sys.executable, "-c", script))
 
     async def use() -> None:
-        own = writer.Writer(lambda _: LargeIndex(), 1 << 20)
+        own = writer.Writer(LargeIndexes(), 1 << 20)
         for _ in range(2):
             await own._queue("test").add(Write("test"), 1)
             await asyncio.gather(*(q.committing for q in own._queues.values() if q.committing))
@@ -105,7 +116,7 @@ def test_a_writer_that_ends_waits_for_no_base(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(writer, "_REBUILD", (sys.executable, "-c", script))
 
     async def use() -> None:
-        own = writer.Writer(lambda _: LargeIndex(), 1 << 20)
+        own = writer.Writer(LargeIndexes(), 1 << 20)
         await own._queue("test").add(Write("test"), 1)
         await asyncio.gather(*(q.committing for q in own._queues.values() if q.committing))
         await asyncio.sleep(0.1)
