@@ -95,6 +95,7 @@ class RejectedRecord(BaseModel):
     """A document of a request that was not written."""
 
     position: int = Field(description="Its position in the request, from 0.")
+    line: int | None = Field(None, description="Its line, from 1, in lines of JSON.")
     id: str | None = Field(description="Its id, if it has a valid one.")
     code: str = Field(description="Stable identifier of the reason.")
     reason: str
@@ -109,7 +110,10 @@ class WriteResponse(BaseModel):
     deleted: int
     unchanged: int = Field(description="Documents that are as they were before.")
     missing: list[str] = Field(description="Ids that no document has.")
-    rejected: list[RejectedRecord] = Field(description="Documents that were not written.")
+    rejected: list[RejectedRecord] = Field(
+        description="Documents that were not written; of lines of JSON the first 1,000."
+    )
+    more_rejected: int = Field(0, description="Rejected documents that are not listed.")
 
 
 class AcceptedResponse(BaseModel):

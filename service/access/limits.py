@@ -22,7 +22,8 @@ class LimitRequests:
     in memory beyond `buffered_bytes`; of both limits each client has a share. A request counts
     once its body is complete, so that clients which send half of one refuse no others. A body of
     more than `max_body_bytes`, before or after it is decoded and whatever its headers say, gets
-    413, and one that has not arrived after `timeout_ms` gets 504.
+    413, and one that has not arrived after `timeout_ms` gets 504. Of a stream, each part has this
+    time, and the route bounds what it holds.
     """
 
     def __init__(
@@ -76,11 +77,18 @@ class LimitRequests:
             nonlocal received, complete
             if complete:
                 return await receive()
+            held = scope["state"].get("held")
+            if held is not None:  # the route reads a stream, and says what it still holds of it
+                self._buffered.take(client, held - received)
+                received = held
             if exchange and exchange.has_arrived():
                 message = await receive()
             else:
                 try:
-                    async with asyncio.timeout_at(deadline):
+                    until = deadline
+                    if held is not None:
+                        until = asyncio.get_running_loop().time() + self._timeout
+                    async with asyncio.timeout_at(until):
                         message = await receive()
                 except TimeoutError as error:
                     late = "the request body did not arrive before the deadline"
@@ -89,7 +97,7 @@ class LimitRequests:
             size = len(message.get("body", b""))
             received += size
             self._buffered.take(client, size)
-            if received > self._max_bytes:
+            if held is None and received > self._max_bytes:
                 too_long = f"the request body is longer than {self._max_bytes} bytes"
                 raise RequestError("body_too_long", too_long, limit=self._max_bytes)
             if not self._buffered.allow(client, 0):

@@ -53,6 +53,11 @@ async def parse_body(
     return validated(type_, value, context=settings)
 
 
+def is_lines(content_type: str | None) -> bool:
+    """Returns whether a header Content-Type is that of lines of JSON."""
+    return _media_type(content_type or "") == _NDJSON
+
+
 async def parse_documents(
     content_type: str | None, body: bytearray, settings: Settings
 ) -> tuple[list[dict[str, Any]], bool]:
@@ -105,6 +110,17 @@ async def _check_size(body: bytearray, values: int, names: int) -> None:
             message = f"the request body has more than {values} values or {names} names of fields"
             raise RequestError("body_too_long", message, limit=values)
         await _pause(body)
+
+
+def parse_line(text: bytes, values: int) -> dict[str, Any] | str:
+    """Returns the JSON object in a line, or why there is none; it may have so many values."""
+    if _separators(text) > values:
+        return f"the line has more than {values} values"
+    try:
+        value = from_json(text, cache_strings="none")
+    except ValueError:
+        return "the line is not valid JSON"
+    return value if isinstance(value, dict) else "the line is not a JSON object"
 
 
 def _parsed(text: bytearray, *place: str) -> Any:

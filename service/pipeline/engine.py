@@ -292,6 +292,11 @@ class Engine:
         """Shows in the metrics that the engine is ready for requests, unless it drains."""
         self.metrics.ready.set(not self._draining)
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether the service is shutting down."""
+        return self._draining
+
     def drain(self) -> None:
         """Makes readiness checks fail from now on; requests are still served."""
         self._draining = True

@@ -24,7 +24,7 @@ from service.http.body import parse_body, read_body
 from service.http.exchange import header
 from service.routes.direct_route import routes_for
 from service.routes.search import IndexName, described
-from service.routes.writes import before_deadline, writes_of
+from service.routes.write_requests import before_deadline, writes_of
 from service.write_schemas import CREATE_BODY, CreateRequest, DeletedIndexResponse
 
 # The index need not exist: the route checks the role in the one that it names.
@@ -66,7 +66,7 @@ async def create_index(request: Request, index: IndexName, timeout_ms: Timeout =
             raise unknown_index()
         state.catalog.check(like)
     await charge_rate(request, 1)
-    async with before_deadline(request, timeout_ms):
+    async with before_deadline(deadline_of(request, timeout_ms)):
         created = await writes_of(request).create(name, like, asked.filter_fields)
     request.scope["state"]["written"] = {"created": int(created)}
     deadline = deadline_of(request, timeout_ms)
@@ -86,7 +86,7 @@ async def delete_index(request: Request, index: IndexName, timeout_ms: Timeout =
         message = "the service needs its default index (CARE_INDEX), which is not deleted"
         raise RequestError("index_protected", message)
     await charge_rate(request, 1)
-    async with before_deadline(request, timeout_ms):
+    async with before_deadline(deadline_of(request, timeout_ms)):
         documents = await writes_of(request).delete(name)
     request.scope["state"]["written"] = {"deleted": documents}
     return {"name": name, "documents": documents}

@@ -1,10 +1,8 @@
 """The routes that change documents, of the default index and of one that the path names."""
 
-import asyncio
 import inspect
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Header, Query, Request
@@ -29,10 +27,12 @@ from service.access.guards import (
     visible_to,
 )
 from service.errors import RequestError, is_request_error
-from service.http.body import parse_documents, read_body
+from service.http.body import is_lines, parse_documents, read_body
 from service.routes.direct_route import routes_for
+from service.routes.document_stream import write_lines
 from service.routes.search import DocumentId, IndexName
-from service.writes import Writes, changes
+from service.routes.write_requests import before_deadline, writes_of
+from service.writes import changes
 
 write_routes = routes_for(Depends(RequireRole("write")), tags=["documents"])
 
@@ -91,7 +91,7 @@ def _answers(*others: int) -> dict[str, Any]:
     }
 
 
-@_both("PUT", "/documents", openapi_extra=schemas.DOCUMENTS_BODY, **_answers(412))
+@_both("PUT", "/documents", openapi_extra=schemas.DOCUMENTS_BODY, **_answers(412, 507))
 async def put_documents(
     request: Request,
     wait: Wait = None,
@@ -104,13 +104,16 @@ async def put_documents(
     The body is one document, a list of documents, or lines of JSON (application/x-ndjson). A
     document that is equal to the stored one is unchanged, so that a repeated request changes
     nothing. Of a list, documents that break a rule are rejected, each with its reason, and the
-    others are written.
+    others are written. Lines are written in groups while they arrive, so their number and the
+    length of the body have no limit; what was written stays if the request ends early.
     """
     state = get_state(request)
     content_type = request.headers.get("content-type")
+    tag = _tag(if_match, if_none_match)
+    if is_lines(content_type) and tag is None and not wait:
+        return await write_lines(request, timeout_ms)
     body = await read_body(request.receive)
     documents, single = await parse_documents(content_type, body, state.settings)
-    tag = _tag(if_match, if_none_match)
     matches: dict[str, str] = {}
     if tag is not None:
         if not single:
@@ -180,7 +183,7 @@ async def update_metadata(
 async def write_state(request: Request, id: WriteId, timeout_ms: Timeout = None) -> Any:
     """Returns what became of a request with wait=accepted, for an hour after it."""
     index = index_name(request)
-    async with before_deadline(request, timeout_ms):
+    async with before_deadline(deadline_of(request, timeout_ms)):
         written = await writes_of(request).result(index, id)
     result = None if written is None else _response(index, written)
     return {"state": "waiting" if written is None else "written", "result": result}
@@ -204,7 +207,7 @@ async def _write(
     await charge_rate(request, max(1, documents))
     index = index_name(request)
     write = Write(index, within=visible_to(request) or None, **parts)
-    async with before_deadline(request, timeout_ms):
+    async with before_deadline(deadline_of(request, timeout_ms)):
         if wait:
             id_ = await writes_of(request).accept(write)
             return Response(to_json({"id": id_}), 202, media_type="application/json")
@@ -238,29 +241,6 @@ async def _conditions(
     parse_filter(filter_)
     opened = await opened_index(request, timeout_ms)
     return opened.snapshot.segment.filters.check(filter_, visible_to(request))
-
-
-@asynccontextmanager
-async def before_deadline(request: Request, timeout_ms: int | None) -> AsyncIterator[None]:
-    """Raises `RequestError` if the block does not end before the deadline of a request.
-
-    Whether its client disconnects or not: the write goes on, and is served then.
-    """
-    try:
-        async with asyncio.timeout_at(deadline_of(request, timeout_ms)):
-            yield
-    except TimeoutError as error:
-        message = "the deadline passed before the changes were served; they can still be made"
-        raise RequestError("deadline_exceeded", message) from error
-
-
-def writes_of(request: Request) -> Writes:
-    """Returns what sends writes; RequestError if the service has no writer process."""
-    writes = get_state(request).writes
-    if writes is None:
-        message = "this service has no process that writes documents"
-        raise RequestError("writer_unavailable", message)
-    return writes
 
 
 def _tag(if_match: str | None, if_none_match: str | None = None) -> str | None:

@@ -187,16 +187,12 @@ def test_other_types_are_refused(client: TestClient, live: HeldLive, content_typ
     [
         ("", JSON, 422, "invalid_request"),
         ("[]", JSON, 422, "invalid_request"),
-        ("\n \n", NDJSON, 422, "invalid_request"),
         ("{", JSON, 400, "invalid_json"),
-        ('{"_id": "1"}\n{', NDJSON, 400, "invalid_json"),
         ('{"a": "\\ud800"}', JSON, 400, "invalid_json"),
         (f'{{"a": 1{"0" * 5000}}}', JSON, 400, "invalid_json"),
         ("1", JSON, 422, "invalid_request"),
         ('[{"_id": "1"}, 2]', JSON, 422, "invalid_request"),
-        ("[1]", NDJSON, 422, "invalid_request"),
         ("[{}, {}, {}, {}, {}, {}]", JSON, 422, "batch_too_large"),
-        ("{}\n" * 6, NDJSON, 422, "batch_too_large"),
         (f"[{'[],' * 2000}[]]", JSON, 413, "body_too_long"),
         (json.dumps(NEW | {"text": "a" * 100_000}), JSON, 413, "body_too_long"),
     ],
@@ -216,10 +212,25 @@ def test_malformed_and_long_bodies_are_refused(
     assert not live.writes
 
 
-def test_a_fault_names_its_line(client: TestClient) -> None:
-    answer = client.put(DOCUMENTS, content=b'{"_id": "1"}\n\n{"text": "secret', headers=NDJSON)
-    assert answer.json()["errors"][0]["field"] == "line.3"
+@pytest.mark.parametrize(
+    ("content", "status", "code"),
+    [
+        ("\n \n", 422, "invalid_request"),
+        ('{"_id": "1"}\n\n{"text": "secret', 400, "invalid_json"),
+        ("[1]", 422, "invalid_request"),
+        ("{}\n" * 6, 422, "batch_too_large"),
+    ],
+)
+def test_accepted_lines_are_one_request(
+    serve: Serve, writer: str, live: HeldLive, content: str, status: int, code: str
+) -> None:
+    client = serve(writer=writer, max_documents=5)
+    answer = client.put(f"{DOCUMENTS}?wait=accepted", content=content.encode(), headers=NDJSON)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    if code == "invalid_json":
+        assert answer.json()["errors"][0]["field"] == "line.3"
     assert "secret" not in answer.text
+    assert not live.writes
 
 
 def test_one_invalid_document_is_an_error(client: TestClient) -> None:

@@ -243,6 +243,7 @@ class RejectedRecord(_Response):
     """A document that was not written; `position` is its place in those given, from 0."""
 
     position: int
+    line: int | None = None
     id: str | None = None
     code: str = ""
     reason: str = ""
@@ -264,6 +265,7 @@ class WriteResponse(_Response):
     unchanged: int = 0
     missing: list[str] = Field(default_factory=list)
     rejected: list[RejectedRecord] = Field(default_factory=list)
+    more_rejected: int = 0
 
 
 class AcceptedResponse(_Response):
