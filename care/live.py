@@ -1,15 +1,26 @@
 """The indexes of a service, opened for writes with the document encoders of its pairs."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Lock
+
+import numpy as np
 
 from core.encoders import Encoder, EncoderSpec, Encoding, OffsetTokenizer, Pair
 from core.errors import CareError, EmbeddingSpaceError
+from core.machine import available_cpus
 from core.manifest import IndexManifest
 from indexer.live.index import LiveIndex
 from indexer.publication import IndexWriter
 from indexer.update import active_manifest
-from models.encoders.factory import BACKENDS, DTYPES, EncoderOptions, document_encoder
+from models.encoders.factory import (
+    BACKENDS,
+    DTYPES,
+    EncoderOptions,
+    document_encoder,
+    resolve_backend,
+)
 from models.pairs import load_pair
 from service.settings import Settings, plain
 from stores.token_vectors import token_vector_spec
@@ -48,6 +59,8 @@ class LiveIndexes:
             dtype=manifest.dtype if manifest.dtype in DTYPES else "auto",
             token_vectors=token_vector_spec(manifest),
         )
+        if resolve_backend(pair.document, options.backend) == "onnx":
+            options = replace(options, threads=1)
         if url := plain(self._settings.document_url):
             model = self._settings.document_model or None
             options = EncoderOptions(backend="openai", base_url=url, model=model)
@@ -63,17 +76,24 @@ class LiveIndexes:
 class _LazyEncoder:
     """A document encoder that is loaded when it is used; until it can be, each use fails.
 
-    Its users are threads of several indexes.
+    Its users are threads of several indexes. If each call takes one thread, texts are divided among
+    calls for all processors, so that a single document leaves a processor to searches.
     """
 
     def __init__(self, pair: Pair, options: EncoderOptions) -> None:
         self.spec: EncoderSpec = pair.document
         self._pair, self._options = pair, options
+        self._calls = available_cpus() if options.threads == 1 else 1
+        self._pool = ThreadPoolExecutor(self._calls, "encode")
         self._loaded: Encoder | None = None
         self._lock = Lock()
 
     def encode(self, texts: Sequence[str]) -> Encoding:
-        return self._encoder().encode(texts)
+        encoder, calls = self._encoder(), min(self._calls, len(texts))
+        if calls <= 1:
+            return encoder.encode(texts)
+        parts = [texts[i::calls] for i in range(calls)]
+        return _in_turn(list(self._pool.map(encoder.encode, parts)), len(texts))
 
     def token_offsets(self, text: str) -> Sequence[tuple[int, int]]:
         encoder = self._encoder()
@@ -86,3 +106,16 @@ class _LazyEncoder:
         with self._lock:
             self._loaded = self._loaded or document_encoder(self._pair, self._options)
             return self._loaded
+
+
+def _in_turn(parts: Sequence[Encoding], count: int) -> Encoding:
+    """Returns the encoding of a number of texts that were dealt out to `parts` in turn."""
+    order = np.argsort(np.arange(count) % len(parts), kind="stable")
+    places = np.argsort(order)
+    tokens = [vectors for part in parts for vectors in part.token_vectors or ()]
+    return Encoding(
+        np.concatenate([part.vectors for part in parts])[places],
+        np.concatenate([part.token_counts for part in parts])[places],
+        np.concatenate([part.truncated for part in parts])[places],
+        [tokens[place] for place in places.tolist()] if tokens else None,
+    )

@@ -2,15 +2,20 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import SecretStr
 
 from care.live import LiveIndexes
 from core.errors import CareError, EmbeddingSpaceError
 from core.service_process import free_port
+from core.text import document_text
+from core.versions import IndexFolder
 from core.writes import Write, Written
+from indexer.state import IndexState
 from service.settings import Settings
 from tests.conftest import Builder, make_records
+from tests.encoders import BigramEncoder
 from tests.errors import raises
 
 NEW = Write("test", put=({"_id": "new", "text": "流感患者居家隔离的要点。"},))
@@ -62,3 +67,18 @@ def test_an_index_needs_a_pair_of_its_space(served: Settings, build_version: Bui
     build_version(make_records(20), name="other", space="another")
     with raises(EmbeddingSpaceError, "embedding_space_mismatch", embedding_space="another"):
         LiveIndexes(served).open("other")
+
+
+def test_texts_that_several_calls_encode_keep_their_order(
+    served: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("care.live.available_cpus", lambda: 3)
+    records = make_records(68)[60:]
+    (written,) = LiveIndexes(served).open("test").commit([Write("test", put=tuple(records))])
+    assert isinstance(written, Written)
+    state = IndexState.open(IndexFolder(served.indexes, "test"), written.version)
+    rows = np.arange(60, 68)
+    encoder = BigramEncoder("document")
+    texts = [document_text(one.title, one.text) for one in (state.documents[row] for row in rows)]
+    assert texts == [document_text(one.get("title", ""), one["text"]) for one in records]
+    assert np.allclose(state.take(rows), encoder.encode(texts).vectors, atol=1e-6)
