@@ -7,24 +7,17 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from care.indexing import active_settings
+from care.live_encoder import LazyEncoder
 from care.options import IndexOptions
-from core.breaker import Breaker
 from core.cli import run
-from core.encoders import Encoder, EncoderSpec, Encoding, OffsetTokenizer, Pair
-from core.errors import (
-    CareError,
-    EmbeddingServerError,
-    EmbeddingSpaceError,
-    ProviderError,
-    TextRejectedError,
-)
+from core.encoders import Pair
+from core.errors import CareError, EmbeddingSpaceError
 from core.files import writing_in
 from core.locks import exclusive
 from core.manifest import IndexManifest
@@ -40,8 +33,8 @@ from models.encoders.factory import (
     BACKENDS,
     DTYPES,
     EncoderOptions,
-    document_encoder,
     query_encoder,
+    resolve_backend,
 )
 from models.pairs import load_pair
 from service.settings import Settings, plain, read_settings
@@ -49,10 +42,6 @@ from stores.token_vectors import token_vector_spec
 
 # How long a measured size is taken for the present one [s].
 _MEASURED = 5.0
-# How long the encoder may take for a batch; one on a processor takes seconds [s].
-HANGS = 120.0
-# Batches that are encoded at once.
-_THREADS = 4
 # A request of a writer is answered within seconds, or sent again.
 _RETRIES = RetryPolicy(retries=1, backoff=0.5, longest_wait=5.0)
 
@@ -141,7 +130,7 @@ class LiveIndexes:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._encoders: dict[tuple[str, EncoderOptions], _LazyEncoder] = {}
+        self._encoders: dict[tuple[str, EncoderOptions], LazyEncoder] = {}
         self._lock = Lock()
         self._quotas = Quotas(settings)
 
@@ -204,13 +193,15 @@ class LiveIndexes:
             base, _, _, options = active_settings(name, given, progress=False)
             return merge(replace(options, live=True), base, self._encoder(base), queries)
 
-    def _encoder(self, manifest: IndexManifest) -> "_LazyEncoder":
+    def _encoder(self, manifest: IndexManifest) -> LazyEncoder:
         _, pair = self._pair(manifest)
         options = EncoderOptions(
             backend=manifest.backend if manifest.backend in BACKENDS else "auto",
             dtype=manifest.dtype if manifest.dtype in DTYPES else "auto",
             token_vectors=token_vector_spec(manifest),
         )
+        if resolve_backend(pair.document, options.backend) == "onnx":
+            options = replace(options, threads=1)
         if url := plain(self._settings.document_url):
             model = self._settings.document_model or None
             options = EncoderOptions(
@@ -222,7 +213,7 @@ class LiveIndexes:
             )
         with self._lock:
             key = pair.name, options
-            return self._encoders.setdefault(key, _LazyEncoder(pair, options))
+            return self._encoders.setdefault(key, LazyEncoder(pair, options))
 
     def _pair(self, manifest: IndexManifest) -> tuple[str, Pair]:
         """Returns the pair of the service that has the space of an index, after its name."""
@@ -236,46 +227,6 @@ class LiveIndexes:
             index=manifest.name,
             embedding_space=space,
         )
-
-
-class _LazyEncoder:
-    """A document encoder that is loaded when it is used; until it can be, each use fails.
-
-    One that fails repeatedly, or does not return, is not waited for again by each use. Its users
-    are threads of several indexes.
-    """
-
-    def __init__(self, pair: Pair, options: EncoderOptions) -> None:
-        self.spec: EncoderSpec = pair.document
-        self._pair, self._options = pair, options
-        self._loaded: Encoder | None = None
-        self._lock = Lock()
-        self._breaker = Breaker("the document encoder")
-        # A call that does not return keeps its thread.
-        self._threads = ThreadPoolExecutor(_THREADS, "encode")
-
-    def encode(self, texts: Sequence[str]) -> Encoding:
-        failures = EmbeddingServerError, ProviderError
-        with self._breaker.call(*failures, answers=(TextRejectedError,)):
-            call = self._threads.submit(self._encoder().encode, texts)
-            try:
-                return call.result(HANGS)
-            except TimeoutError as error:
-                call.cancel()
-                message = f"the encoder of {self.spec.model} did not return within {HANGS:.0f} s"
-                raise ProviderError(message, code="encoder_hangs", seconds=HANGS) from error
-
-    def token_offsets(self, text: str) -> Sequence[tuple[int, int]]:
-        encoder = self._encoder()
-        if not isinstance(encoder, OffsetTokenizer):
-            message = f"the encoder of {self.spec.model} has no tokenizer"
-            raise CareError(message, code="no_token_offsets")
-        return encoder.token_offsets(text)
-
-    def _encoder(self) -> Encoder:
-        with self._lock:
-            self._loaded = self._loaded or document_encoder(self._pair, self._options)
-            return self._loaded
 
 
 def _main() -> None:

@@ -3,19 +3,22 @@
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import SecretStr
 
 from care.live import LiveIndexes
 from core.errors import CareError, EmbeddingSpaceError
 from core.service_process import free_port
-from core.versions import read_manifest
+from core.text import document_text
+from core.versions import IndexFolder, read_manifest
 from core.writes import Write, Written
 from indexer.live import index as live_index
 from indexer.publication import IndexWriter, is_live
 from indexer.state import IndexState
 from service.settings import Settings
 from tests.conftest import Builder, make_records
+from tests.encoders import BigramEncoder
 from tests.errors import raises
 
 NEW = Write("test", put=({"_id": "new", "text": "流感患者居家隔离的要点。"},))
@@ -36,8 +39,8 @@ def test_an_index_is_written_with_the_encoder_of_its_pair(
 ) -> None:
     build_version(make_records(20), name="other")
     loaded: list[str] = []
-    real = "care.live.document_encoder"
-    from care.live import document_encoder
+    real = "care.live_encoder.document_encoder"
+    from care.live_encoder import document_encoder
 
     def load(pair: object, options: object) -> object:
         loaded.append("")
@@ -107,3 +110,18 @@ def test_a_base_whose_vectors_are_not_stored_is_not_built_anew(
     live = LiveIndexes(served).open("test")
     live.commit([NEW])
     assert not live.is_large
+
+
+def test_texts_that_several_calls_encode_keep_their_order(
+    served: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("care.live_encoder.available_cpus", lambda: 3)
+    records = make_records(68)[60:]
+    (written,) = LiveIndexes(served).open("test").commit([Write("test", put=tuple(records))])
+    assert isinstance(written, Written)
+    state = IndexState.open(IndexFolder(served.indexes, "test"), written.version)
+    rows = np.arange(60, 68)
+    encoder = BigramEncoder("document")
+    texts = [document_text(one.title, one.text) for one in (state.documents[row] for row in rows)]
+    assert texts == [document_text(one.get("title", ""), one["text"]) for one in records]
+    assert np.allclose(state.take(rows), encoder.encode(texts).vectors, atol=1e-6)
