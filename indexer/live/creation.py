@@ -28,7 +28,7 @@ from core.types import Document
 from core.versions import manifest_text, read_manifest
 from indexer.encoding import check_encoded
 from indexer.limits import max_text_chars
-from indexer.live.segment import write_segment
+from indexer.live.segment import write_files
 from indexer.live.version import publish
 from indexer.publication import DELETED, LIVE_KEY, WRITE, IndexWriter, hidden_names, hide
 from indexer.publication import hidden as hidden_path
@@ -86,7 +86,7 @@ def create_index(
                 for n, text in enumerate(_TEXTS)
             ]
             tokens = encoding.token_vectors if TOKENS in like.components else None
-            facts, _ = write_segment(folder, like, rows, [encoding.vectors], tokens)
+            facts = write_files(folder, like, rows, [encoding.vectors], tokens)
             base = like.model_copy(
                 update={name: getattr(facts, name) for name in type(facts).model_fields}
                 | {

@@ -96,28 +96,28 @@ def write_segment(
     first = list(islice(rows, MOST_ROWS + 1))
     if len(first) > MOST_ROWS:
         new = chain(first, rows), vectors, tokens
-        facts = _write_files(folder, base, *new, progress=progress)
+        facts = write_files(folder, base, *new, progress=progress)
         path = folder / SEGMENT_FILE
         path.write_text(facts.model_dump_json(indent=2), encoding="utf-8")
         return facts, sha256_file(path)
     files = MemoryFolder()  # Tantivy flushes each of its files, some twice
-    facts = _write_files(files.path, base, first, vectors, tokens, progress=progress)
+    facts = write_files(files.path, base, first, vectors, tokens, progress=progress)
     packed = (files.path / name for name in facts.all_files)
     line = _CHECKSUM.sub('"sha256":""', facts.model_dump_json())  # the pack has one of all
     content = write_pack(folder / PACK_FILE, line.encode(), packed)
     return facts, hashlib.sha256(content).hexdigest()
 
 
-def _write_files(
+def write_files(
     folder: Path,
     base: IndexManifest,
     rows: Iterable[Document],
     vectors: Iterable[FloatArray],
     tokens: Iterable[NDArray[np.uint8]] | None,
     *,
-    progress: bool,
+    progress: bool = False,
 ) -> SegmentFacts:
-    """Writes the files of documents; see `write_segment`."""
+    """Writes the files of documents, also of few, and returns their facts; see `write_segment`."""
     count = 0
     with (
         FilterWriter(folder / filters.FILE_NAME) as by_value,
