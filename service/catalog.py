@@ -35,6 +35,8 @@ _MOST_FAILURES = 1024
 _INDEX_BYTES, _ROW_BYTES = 200 << 10, 64
 # Maps of an open index besides one for each of its files.
 _MORE_MAPS = 8
+# Memory and maps of a segment that is unpacked into memory, at least [bytes].
+_SEGMENT_BYTES, _SEGMENT_MAPS = 64 << 10, 8
 # The share of what the kernel allows a process that indexes may take.
 _SHARE_OF_MAPS, _SHARE_OF_DESCRIPTORS = 2, 4
 # Open files for indexes that are made while the service runs.
@@ -85,8 +87,11 @@ class Budget:
     def allows(self, indexes: Iterable[Snapshot]) -> bool:
         """Returns whether indexes may be open together."""
         held = list(indexes)
+        segments = sum(len(each.manifest.segments) for each in held)
         size = sum(_INDEX_BYTES + _ROW_BYTES * each.manifest.count for each in held)
+        size += _SEGMENT_BYTES * segments
         maps = sum(_MORE_MAPS + len(each.files.stamps) for each in held)
+        maps += _SEGMENT_MAPS * segments
         return size <= self.bytes and maps <= self.maps and len(held) <= self.descriptors
 
 
