@@ -5,6 +5,7 @@ import resource
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,33 @@ def test_a_full_disk_refuses_writes_until_there_is_room(tmp_path: Path, room: in
     assert isinstance(result, Written) and result.added == 2
     assert content(tmp_path).keys() == {*before, "new", "other"}
     process.end()
+
+
+def test_a_clock_that_jumps_loses_no_write_and_changes_no_order(
+    index: IndexWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = LiveIndex(index, BigramEncoder("document"))
+    numbers = []
+    for number, days in enumerate((0, 400, -400, 0, 0)):
+
+        class Shifted(datetime):
+            forward = timedelta(days=days)
+
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+                return datetime.now(tz) + cls.forward
+
+        for module in ("indexer.publication", "indexer.live.index"):
+            monkeypatch.setattr(f"{module}.datetime", Shifted)
+        (written,) = live.commit([Write("test", put=({"_id": f"n{number}", "text": "钟"},))])
+        assert isinstance(written, Written)
+        assert index.active() == written.version == index.versions()[-1]
+        numbers.append(written.number)
+        live.merge()
+        assert index.active() == written.version
+        found = load_index(index, BigramEncoder()).segment.documents
+        assert {f"n{n}" for n in range(number + 1)} < {one.id for one in found}
+    assert numbers == sorted(set(numbers))
 
 
 def flip(path: Path) -> None:

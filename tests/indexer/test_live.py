@@ -28,6 +28,7 @@ from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.errors import raises
 from tests.indexer.builds import build_options, state
+from tests.indexer.writing import unneeded
 
 Record = dict[str, Any]
 BASE = make_records(60)
@@ -473,6 +474,7 @@ def test_versions_of_live_writes_are_kept_an_hour_and_a_rollback_skips_them(
     monkeypatch.setattr("indexer.live.index.KEPT", timedelta(0))
     live.merge()
     assert index.versions() == [built, index.active()]
+    assert unneeded(index.path.parents[1]) == set()
     assert rollback(index) == built
     assert one(live, put=({"_id": "n0", "text": "文字0"},)).added == 1
     assert len(content(index)) == 61

@@ -321,7 +321,7 @@ def test_a_write_that_fails(
 
 
 def test_an_encoder_that_fails_stops_neither_deletes_nor_metadata(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any) -> Any:
         raise EmbeddingServerError("http://host/v1 is away")
@@ -330,6 +330,8 @@ def test_an_encoder_that_fails_stops_neither_deletes_nor_metadata(
         away.setattr(BigramEncoder, "encode", fail)
         refused = client.put(DOCUMENTS, json=NEW)
         assert (refused.status_code, refused.json()["code"]) == (503, "encoding_failed")
+        (line,) = [one for one in caplog.records if one.message == "documents cannot be written"]
+        assert "http://host/v1 is away" in line.__dict__["fields"]["reason"]
         assert client.delete("/documents/d0001").json()["deleted"] == 1
         patched = client.patch("/documents/d0002", json={"metadata": {"year": 1}})
         assert patched.json()["replaced"] == 1
