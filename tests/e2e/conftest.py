@@ -7,6 +7,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from core.service_process import running_service
+from tests.conftest import ADMIN_KEY, SEARCH_KEY
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +36,14 @@ def indexes(sample: Path) -> Path:
 def url(indexes: Path) -> Iterator[str]:
     """The address of the real service with the index of the sample corpus."""
     with running_service(indexes, "sample") as service:
+        yield service.url
+
+
+@pytest.fixture(scope="session")
+def closed_url(indexes: Path) -> Iterator[str]:
+    """The address of a service with keys and small batches."""
+    settings = {"API_KEYS": f"{ADMIN_KEY},{SEARCH_KEY}", "MAX_BATCH": "4"}
+    with running_service(indexes, "sample", **settings) as service:
         yield service.url
 
 

@@ -2,27 +2,17 @@
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import care
 from care_client import AccessError, AsyncClient, Client, DeadlineError, InvalidRequestError
 from core.service_process import running_service
-from tests.conftest import ADMIN_KEY, SEARCH_KEY
 from tests.service.conftest import UNUSUAL_IDS
 
 pytestmark = pytest.mark.e2e
 
 QUERY = "血压高的人平时吃饭要注意什么？"
-
-
-@pytest.fixture(scope="module")
-def closed_url(indexes: Path) -> Iterator[str]:
-    """The address of a service with keys and small batches."""
-    settings = {"API_KEYS": f"{ADMIN_KEY},{SEARCH_KEY}", "MAX_BATCH": "4"}
-    with running_service(indexes, "sample", **settings) as service:
-        yield service.url
 
 
 def test_every_route_of_the_service(closed_url: str) -> None:

@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -6,7 +7,10 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import Case
 from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.specs.openapi.checks import (
+    negative_data_rejection,
+    positive_data_acceptance,
+)
 
 from core.service_process import running_service
 from service.app import openapi_document
@@ -24,10 +28,11 @@ schema = schemathesis.openapi.from_dict(openapi_document())
 
 
 @pytest.fixture(scope="module")
-def closed_url(indexes: Path) -> Iterator[str]:
-    """The address of a service that requires API keys."""
+def closed_url(indexes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a service that requires API keys, over a copy that requests may change."""
+    own = Path(shutil.copytree(indexes, tmp_path_factory.mktemp("contract") / "indexes"))
     keys = f"{ADMIN_KEY},{SEARCH_KEY}"
-    with running_service(indexes, "sample", API_KEYS=keys) as service:
+    with running_service(own, "sample", API_KEYS=keys) as service:
         yield service.url
 
 
@@ -44,4 +49,7 @@ def test_the_service_conforms_to_its_openapi_schema(case: Case, closed_url: str)
     if response.status_code == 504 and TIMEOUT in (case.headers or {}):
         # A request with a deadline of a millisecond may get 504.
         excluded.append(not_a_server_error)
+    if response.status_code in (200, 202) and case.method == "PUT":
+        # Of a list, documents that break a rule are rejected one by one, by the answer or later.
+        excluded.append(negative_data_rejection)
     case.validate_response(response, excluded_checks=excluded)

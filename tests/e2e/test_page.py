@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from care.cli.main import main
 from core.service_process import running_service
-from tests.conftest import ADMIN_KEY, SEARCH_KEY, make_records, write_jsonl
+from tests.conftest import make_records, write_jsonl
 from tests.e2e.browsing import answer_with_problem, ask, body_of, open_panel, unfold
 
 pytestmark = [pytest.mark.e2e, pytest.mark.browser]
@@ -232,13 +232,22 @@ def stripping_proxy(url: str, prefix: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def prefixed(indexes: Path) -> Iterator[str]:
-    """The address of a service behind a proxy that strips the prefix `/care`."""
-    with (
-        running_service(indexes, "sample", ROOT_PATH="/care") as service,
-        stripping_proxy(service.url, "/care") as address,
-    ):
+def below_care(indexes: Path) -> Iterator[str]:
+    """The address of a service whose page has the prefix `/care`."""
+    with running_service(indexes, "sample", ROOT_PATH="/care") as service:
+        yield service.url
+
+
+@pytest.fixture(scope="module")
+def prefixed(below_care: str) -> Iterator[str]:
+    """The address of that service behind a proxy that strips the prefix."""
+    with stripping_proxy(below_care, "/care") as address:
         yield address
+
+
+def test_probes_need_no_prefix(below_care: str) -> None:
+    assert httpx2.get(f"{below_care}/health/ready").status_code == 200
+    assert httpx2.get(f"{below_care}/openapi.json").json()["servers"] == [{"url": "/care"}]
 
 
 def test_the_page_works_under_a_prefix(browser: Browser, prefixed: str) -> None:
@@ -250,12 +259,6 @@ def test_the_page_works_under_a_prefix(browser: Browser, prefixed: str) -> None:
     page.locator("#docs-link").click()
     page.wait_for_url(f"{prefixed}docs")
     page.close()
-
-
-def test_probes_need_no_prefix(indexes: Path) -> None:
-    with running_service(indexes, "sample", ROOT_PATH="/care") as service:
-        assert httpx2.get(f"{service.url}/health/ready").status_code == 200
-        assert httpx2.get(f"{service.url}/openapi.json").json()["servers"] == [{"url": "/care"}]
 
 
 @pytest.mark.parametrize("where", ["url", "prefixed"])
@@ -304,39 +307,36 @@ def test_the_footer_names_the_index(page: Page) -> None:
     expect(page.locator("#index-info")).to_contain_text("care-mini")
 
 
-def test_the_page_asks_for_an_api_key(browser: Browser, indexes: Path) -> None:
-    keys = f"{ADMIN_KEY},{SEARCH_KEY}"
-    with running_service(indexes, "sample", API_KEYS=keys) as service:
-        page = browser.new_page(locale="zh-CN")
-        page.goto(service.url)
-        page.fill("#access-key", "wrong")
-        page.press("#access-key", "Enter")
-        ask(page, "血压高的人平时吃饭要注意什么")
-        expect(page.locator("#error")).to_contain_text("没有使用此服务的权限")
-        page.fill("#access-key", "asks")
-        page.press("#access-key", "Enter")
-        expect(page.locator(".hits li.hit")).to_have_count(10)
-        expect(page.locator("#index-info")).to_contain_text("sample")
-        assert page.evaluate("JSON.stringify([localStorage, sessionStorage])") == "[{},{}]"
-        page.close()
+def test_the_page_asks_for_an_api_key(browser: Browser, closed_url: str) -> None:
+    page = browser.new_page(locale="zh-CN")
+    page.goto(closed_url)
+    page.fill("#access-key", "wrong")
+    page.press("#access-key", "Enter")
+    ask(page, "血压高的人平时吃饭要注意什么")
+    expect(page.locator("#error")).to_contain_text("没有使用此服务的权限")
+    page.fill("#access-key", "asks")
+    page.press("#access-key", "Enter")
+    expect(page.locator(".hits li.hit")).to_have_count(10)
+    expect(page.locator("#index-info")).to_contain_text("sample")
+    assert page.evaluate("JSON.stringify([localStorage, sessionStorage])") == "[{},{}]"
+    page.close()
 
 
-def test_the_api_page_asks_for_an_api_key(browser: Browser, indexes: Path) -> None:
-    with running_service(indexes, "sample", API_KEYS=SEARCH_KEY) as service:
-        page = browser.new_page()
-        page.goto(f"{service.url}/docs")
-        expect(page.locator("#key-form")).to_be_visible()
-        page.fill("#access-key", "asks")
-        page.press("#access-key", "Enter")
-        index = page.locator("#operations-search-index_index_get")
-        index.locator(".opblock-summary").click()
-        index.get_by_role("button", name="Try it out").click()
-        index.get_by_role("button", name="Execute").click()
-        live = index.locator(".live-responses-table tbody .response-col_status")
-        expect(live).to_contain_text("200")
-        expect(page.locator("#key-form")).to_be_hidden()
-        assert page.evaluate("JSON.stringify([localStorage, sessionStorage])") == "[{},{}]"
-        page.close()
+def test_the_api_page_asks_for_an_api_key(browser: Browser, closed_url: str) -> None:
+    page = browser.new_page()
+    page.goto(f"{closed_url}/docs")
+    expect(page.locator("#key-form")).to_be_visible()
+    page.fill("#access-key", "asks")
+    page.press("#access-key", "Enter")
+    index = page.locator("#operations-search-index_index_get")
+    index.locator(".opblock-summary").click()
+    index.get_by_role("button", name="Try it out").click()
+    index.get_by_role("button", name="Execute").click()
+    live = index.locator(".live-responses-table tbody .response-col_status")
+    expect(live).to_contain_text("200")
+    expect(page.locator("#key-form")).to_be_hidden()
+    assert page.evaluate("JSON.stringify([localStorage, sessionStorage])") == "[{},{}]"
+    page.close()
 
 
 def test_another_index_can_be_chosen_and_stays_chosen(browser: Browser, tmp_path: Path) -> None:

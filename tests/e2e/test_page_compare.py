@@ -10,7 +10,6 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, expect
 
 from core.service_process import running_service
-from tests.conftest import SEARCH_KEY
 from tests.e2e.browsing import (
     QUESTION,
     answer_with_problem,
@@ -269,18 +268,19 @@ def test_a_link_that_is_opened_in_the_open_page_searches_too(page: Page, url: st
     assert page.url == f"{url}/"
 
 
-def test_a_link_keeps_its_options_until_the_key_is_entered(browser: Browser, indexes: Path) -> None:
-    with running_service(indexes, "sample", API_KEYS=SEARCH_KEY) as service:
-        page = browser.new_page(locale="zh-CN")
-        fields = {"q": "发热", "mode": "lexical", "filter": '{"department": ["儿科"]}'}
-        page.goto(f"{service.url}/#{urlencode(fields)}")
-        page.fill("#access-key", "asks")
-        with page.expect_response("**/search") as answered:
-            page.press("#access-key", "Enter")
-        body = body_of(answered.value.request)
-        assert (body["mode"], body["filter"]) == ("lexical", {"department": ["儿科"]})
-        expect(page.locator(".hits li[data-id]").first).to_be_visible()
-        page.close()
+def test_a_link_keeps_its_options_until_the_key_is_entered(
+    browser: Browser, closed_url: str
+) -> None:
+    page = browser.new_page(locale="zh-CN")
+    fields = {"q": "发热", "mode": "lexical", "filter": '{"department": ["儿科"]}'}
+    page.goto(f"{closed_url}/#{urlencode(fields)}")
+    page.fill("#access-key", "asks")
+    with page.expect_response("**/search") as answered:
+        page.press("#access-key", "Enter")
+    body = body_of(answered.value.request)
+    assert (body["mode"], body["filter"]) == ("lexical", {"department": ["儿科"]})
+    expect(page.locator(".hits li[data-id]").first).to_be_visible()
+    page.close()
 
 
 @pytest.mark.parametrize(
