@@ -18,7 +18,7 @@ from service.writes import changes
 
 # Documents of the first group. The next has twice as many if that took less than `_SHORT` [s], and
 # half as many if it took more than a quarter of its time; at most `CARE_MAX_DOCUMENTS`.
-_FIRST, _SHORT = 32, 1.0
+_FIRST, _SHORT = 8, 1.0
 # How long lines wait for others of their group [s].
 _PATIENCE = 1.0
 # Rejected lines that the answer lists.

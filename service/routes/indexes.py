@@ -61,10 +61,13 @@ async def create_index(request: Request, index: IndexName, timeout_ms: Timeout =
         raise RequestError("index_not_served", message)
     like = state.catalog.default_name
     if asked.like:
-        like = state.catalog.real_name(asked.like)
-        if not may(request, "search", like):
-            raise unknown_index()
-        state.catalog.check(like)
+        try:
+            like = state.catalog.real_name(asked.like)
+            if not may(request, "search", like):
+                raise unknown_index()
+            state.catalog.check(like)
+        except RequestError as error:
+            raise RequestError(error.code, f"like: {error}") from error
     await charge_rate(request, 1)
     async with before_deadline(deadline_of(request, timeout_ms)):
         created = await writes_of(request).create(name, like, asked.filter_fields)
