@@ -25,6 +25,7 @@ from core.errors import CareError, describe
 from core.writes import Write, Written, error_json, frame, read_frame
 from service.observe.logs import configure_logs
 from service.settings import read_settings
+from service.writes import OF_ENCODERS
 
 _LOG = logging.getLogger("care.service")
 # Searches of the service come first.
@@ -131,7 +132,14 @@ class _Queue:
     def _commit(self, writes: Sequence[Write]) -> Sequence[Written | CareError]:
         try:
             self._live = self._live or self._open()
-            return self._live.commit(writes)
+            results = self._live.commit(writes)
+            errors = {str(one): one for one in results if isinstance(one, CareError)}
+            for failed in errors.values():
+                if type(failed).__name__ not in OF_ENCODERS:  # the service shows the reason
+                    continue
+                fields = _fields(failed) | {"index": writes[0].index}
+                _LOG.error("documents cannot be encoded", extra={"fields": fields})
+            return results
         except Exception as error:
             self._live = None
             fields = _fields(error) | {"index": writes[0].index}

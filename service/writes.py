@@ -14,7 +14,7 @@ from service.observe.metrics import CHANGES, Metrics
 # Errors of what is written, by the names of their classes, and of encoders. Messages of the latter
 # can name servers, and are in the log of the writer.
 _OF_DATA = {"CorpusError", "DataError", "QueryError"}
-_OF_ENCODERS = {"EmbeddingServerError", "PairError", "ProviderError", "VectorError"}
+OF_ENCODERS = {"EmbeddingServerError", "PairError", "ProviderError", "VectorError"}
 # How long writes may take when the service ends [s].
 _END = 5.0
 
@@ -152,7 +152,7 @@ def _written(answer: Mapping[str, Any]) -> Written:
     if kind in _OF_DATA:
         field = fields.pop("field", "body")
         raise QueryError(field, message, code=code, **fields)
-    if kind in _OF_ENCODERS:
+    if kind in OF_ENCODERS:
         message = (
             "the documents cannot be encoded now; the log of the service says why: retry later"
         )

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from core.encoders import Encoder
-from core.errors import CareError
+from core.errors import CareError, PairError
 from core.files import writing_in
 from core.manifest import TOKENS, IndexManifest, UpdateRecord
 from core.text import document_text
 from core.types import Document, FloatArray
+from core.versions import read_manifest
 from core.writes import Write, Written
 from indexer.chunking import Chunker
 from indexer.encoding import check_encoded
@@ -26,7 +27,7 @@ from indexer.live.requests import Parsed, Requests, parse
 from indexer.live.segment import NewSegment, write_segment
 from indexer.live.version import Changed, compose, publish
 from indexer.publication import LIVE_KEY, WRITE, IndexWriter, is_live
-from indexer.state import IndexState, check_encoder
+from indexer.state import IndexState, check_encoder, check_store
 from indexer.versions import retire, segment_folders
 
 # How long versions of live writes are kept, and the most of them.
@@ -206,6 +207,7 @@ class LiveIndex:
         if before and before.manifest.version == version:
             return before
         known = before.opened if before else None
+        check_store(read_manifest(self._index.version(version)))
         state = IndexState.open(self._index, version, known, self._index.stores)
         if not before or before.parts[0].key != state.parts[0].key:
             check_encoder(state.manifest, self._encoder.spec)
@@ -250,7 +252,14 @@ class LiveIndex:
             found = isolator.encode(texts, error)
             parts = found.parts
             encoded.failed |= {texts[i]: reason for i, reason in found.failed.items()}
+        assert self._state
+        has_tokens = TOKENS in self._state.manifest.components
         for positions, encoding in parts:
+            if has_tokens and encoding.token_vectors is None:
+                name = self._state.manifest.name
+                message = f"index '{name}' has token vectors, which the encoder does not compute: "
+                message += "leave out CARE_DOCUMENT_URL, or run care update --no-token-vectors"
+                raise PairError(message, code="no_token_output", model=self._encoder.spec.model)
             own = [texts[i] for i in positions]
             check_encoded(encoding.vectors, self._encoder.spec.dimension, own)
             encoded.vectors |= zip(own, encoding.vectors, strict=True)

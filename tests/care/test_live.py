@@ -17,6 +17,7 @@ from indexer.state import IndexState
 from service.settings import Settings
 from tests.conftest import Builder, make_records
 from tests.errors import raises
+from tests.indexer.builds import edit_manifest
 
 NEW = Write("test", put=({"_id": "new", "text": "流感患者居家隔离的要点。"},))
 DELETE = Write("test", delete=("d0001",))
@@ -107,3 +108,12 @@ def test_a_base_whose_vectors_are_not_stored_is_not_built_anew(
     live = LiveIndexes(served).open("test")
     live.commit([NEW])
     assert not live.is_large
+
+
+def test_an_index_with_its_vectors_in_milvus_takes_no_writes(served: Settings) -> None:
+    index = IndexWriter(served.indexes, "test")
+    folder = index.version(index.active())
+    edit_manifest(folder, lambda manifest: manifest.update(store="milvus"))
+    (folder / "vectors.milvus").write_text("care_test_1")
+    with raises(CareError, "no_segments"):
+        LiveIndexes(served).open("test")
