@@ -165,9 +165,7 @@ class IndexState:
             IndexVersionError: `text_rules_changed`, if texts are normalised in another way now.
         """
         name = self.manifest.name
-        if self.manifest.store != "faiss":
-            message = f"the vectors of index '{name}' are in {self.manifest.store}: use care update"
-            raise CareError(message, code="no_segments")
+        check_store(self.manifest)
         full_text = self.manifest.components.get(FULL_TEXT)
         if full_text and not is_current(full_text):
             message = f"the full text of index '{name}' is of an older release: "
@@ -195,6 +193,16 @@ class IndexState:
                 code="text_rules_changed",
                 version=version,
             )
+
+
+def check_store(manifest: IndexManifest) -> None:
+    """Raises CareError if the vectors of a version are in another store than files."""
+    if manifest.store != "faiss":
+        message = (
+            f"index '{manifest.name}' takes no writes while it is served, because its vectors "
+        )
+        message += f"are in {manifest.store}: run care update with --add or --delete"
+        raise CareError(message, code="no_segments")
 
 
 def check_encoder(base: IndexManifest, spec: EncoderSpec) -> None:

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from core.encoders import Encoder, Encoding
-from core.errors import CareError, ProviderError, VectorError
+from core.errors import CareError, PairError, ProviderError
 from core.files import writing_in
 from core.manifest import TOKENS, IndexManifest, UpdateRecord
 from core.text import document_text
 from core.types import Document, FloatArray
+from core.versions import read_manifest
 from core.writes import Write, Written
 from indexer.chunking import Chunker
 from indexer.encoding import check_encoded
@@ -26,7 +27,7 @@ from indexer.live.requests import Parsed, Requests, parse
 from indexer.live.segment import NewSegment, write_segment
 from indexer.live.version import Changed, compose, publish
 from indexer.publication import LIVE_KEY, WRITE, IndexWriter, is_live
-from indexer.state import IndexState, check_encoder
+from indexer.state import IndexState, check_encoder, check_store
 from indexer.versions import hide_unused, retire, segment_folders
 
 # How long versions of live writes are kept, and the most of them.
@@ -210,6 +211,7 @@ class LiveIndex:
         if before and before.manifest.version == version:
             return before
         known = before.opened if before else None
+        check_store(read_manifest(self._index.version(version)))
         state = IndexState.open(self._index, version, known, self._index.stores)
         if not before or before.parts[0].key != state.parts[0].key:
             check_encoder(state.manifest, self._encoder.spec)
@@ -270,9 +272,9 @@ class LiveIndex:
             raise ProviderError(message, code="encoder_fails") from error
         check_encoded(encoding.vectors, self._encoder.spec.dimension, ids)
         if with_tokens and len(encoding.token_vectors or ()) != len(texts):
-            message = "the encoder returns no token vectors, which the index has: build the index "
-            message += "without them, or encode without a server"
-            raise VectorError(message, code="no_token_vectors")
+            message = "the index has token vectors, which the encoder does not compute: leave out "
+            message += "CARE_DOCUMENT_URL, or run care update --no-token-vectors"
+            raise PairError(message, code="no_token_output", model=self._encoder.spec.model)
         return encoding
 
     def _texts_of(self, state: IndexState, rows: range) -> dict[str, int]:

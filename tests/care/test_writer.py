@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from care import writer
+from core.errors import CorpusError, EmbeddingServerError
 from core.writes import Write, Written, frame, read_frame
 from service import writer_process
 from service.writer_process import WriterProcess
@@ -124,3 +125,24 @@ def test_a_writer_that_ends_waits_for_no_base(monkeypatch: pytest.MonkeyPatch) -
         assert own._rebuilding and own._rebuilding.cancelled()
 
     asyncio.run(use())
+
+
+def test_why_an_encoder_fails_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(LargeIndex):
+        is_large = False
+
+        def commit(self, writes: Sequence[Write]) -> list[Any]:
+            failed = EmbeddingServerError("no server", code="server_unreachable")
+            return [failed, CorpusError("no text", code="empty_corpus"), failed][: len(writes)]
+
+    async def use() -> None:
+        own = writer.Writer(lambda _: Failing(), 1 << 20)
+        writes = [own._queue("test").add(Write("test"), 1) for _ in range(3)]
+        codes = [
+            type(one).__name__ for one in await asyncio.gather(*writes, return_exceptions=True)
+        ]
+        assert codes == ["EmbeddingServerError", "CorpusError", "EmbeddingServerError"]
+
+    asyncio.run(use())
+    (line,) = [each.fields for each in caplog.records if hasattr(each, "fields")]  # type: ignore[attr-defined]
+    assert line == {"code": "server_unreachable", "reason": "no server", "index": "test"}

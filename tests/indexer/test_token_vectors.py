@@ -11,9 +11,11 @@ from core.errors import CareError, CorpusError, VectorError
 from core.manifest import TOKENS, Chunking, IndexManifest
 from core.shards import complete_shards
 from core.text import document_text
+from core.writes import Write, Written
 from indexer.build import BuildOptions, build, encode, up_to_date
+from indexer.live.index import LiveIndex
 from indexer.publication import IndexWriter
-from indexer.update import Changes, active_manifest, update, update_components
+from indexer.update import Changes, active_manifest, merge, update, update_components
 from models.late_interaction import encode_tokens, pool_tokens
 from stores.faiss.store import FaissStore
 from stores.segment import open_segments
@@ -119,6 +121,46 @@ def test_token_vectors_are_removed_and_added_again(tokens: BuildOptions) -> None
     check(tokens, manifest)
     with raises(CorpusError, "no_changes"):
         updated(tokens, Changes())
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8,SQ8"])
+@pytest.mark.parametrize("chunking", [None, Chunking(tokens=60, overlap=0)])
+def test_live_writes_keep_token_vectors(
+    options: OptionsMaker, factory: str, chunking: Chunking | None
+) -> None:
+    records = [one | {"text": one["text"] * (3 if chunking else 1)} for one in make_records(20)]
+    how = {"token_vectors": STORED, "chunking": chunking, "factory": factory, "recall": 0.0}
+    settings = options(records, **how)
+    built(settings)
+    live = LiveIndex(settings.index, TokenBigramEncoder("document"))
+
+    def one(**parts: Any) -> Written:
+        (written,) = live.commit([Write(settings.name, **parts)])
+        assert isinstance(written, Written)
+        check(settings, active_manifest(settings.index))
+        return written
+
+    same_text = records[5] | {"metadata": {"ward": 7}}
+    for number in range(9):
+        new = records[0] | {"_id": f"n{number}", "title": f"新{number}"}
+        assert one(put=(new, same_text)).added == 1
+    assert one(patch=(("n1", {"ward": 8}), ("d0003", {"ward": 9}))).replaced == 2
+    assert one(delete=("n0", "d0007")).deleted == 2
+    assert live.merge()
+    check(settings, active_manifest(settings.index))
+    merged = merge(settings, active_manifest(settings.index), live._encoder, BigramEncoder())
+    assert merged and TOKENS in merged.components
+    check(settings, merged)
+
+
+def test_an_encoder_without_token_vectors_writes_nothing(tokens: BuildOptions) -> None:
+    built(tokens)
+    live = LiveIndex(tokens.index, BigramEncoder("document"))
+    put = Write(tokens.name, put=({"_id": "new", "text": "新的"},))
+    failed, deleted = live.commit([put, Write(tokens.name, delete=("d0001",))])
+    assert isinstance(failed, CareError) and failed.code == "no_token_output"
+    assert isinstance(deleted, Written) and deleted.deleted == 1
+    check(tokens, active_manifest(tokens.index))
 
 
 def test_chunks_have_token_vectors(options: OptionsMaker) -> None:
