@@ -63,10 +63,10 @@ ENV CARE_PROVIDER=cuda \
     CARE_TENSORRT_CACHE=/cache/tensorrt
 USER 10001
 
-# Triton compiles the launchers of its kernels with a C compiler and Python's headers.
+# Triton compiles the launchers of its kernels with a C compiler and Python's headers; Inductor and FlashInfer call g++.
 FROM gpu AS indexer-gpu
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends gcc libc6-dev libpython3-dev \
+    && apt-get install -y --no-install-recommends g++ libpython3-dev \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build-vllm /opt/care /opt/care
 ENV HF_HOME=/builds/huggingface

@@ -7,8 +7,9 @@ the documents can be generated without them.
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from math import sqrt
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, stdev, variance
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -20,6 +21,7 @@ from training.schema import Settings
 TABLES = "tables.toml"
 # Differences of means up to this size count as equal.
 MARGIN = 0.01
+_DECIDED = ("higher", "lower")
 # Contents of scores.json: facts, scores by recipe, measure and seed, and differences.
 Summary = Mapping[str, Any]
 
@@ -105,7 +107,8 @@ def read_tables(folder: Path) -> Tables:
 def render(tables: Tables, summary: Summary) -> str:
     """Returns all tables as Markdown, each below a heading; scores are in percent."""
     if summary["scores"]:
-        blocks = [_counts(tables, summary), _share(tables, summary), render_conditions(summary)]
+        blocks = [_counts(tables, summary), _seeds(tables, summary), _share(tables, summary)]
+        blocks += [render_conditions(summary)]
     else:
         blocks = ["**The recipes have not been run yet: all figures are the paper's.**"]
     for table in tables.tables:
@@ -244,6 +247,41 @@ def _counts(tables: Tables, summary: Summary) -> str:
         return ""
     counts = ", ".join(f"{count} {name}" for name, count in results.most_common())
     return f"Differences that the paper reports: {sum(results.values())}; here {counts}."
+
+
+def _seeds(tables: Tables, summary: Summary) -> str:
+    """Returns how far a seed moves a score, and which decided differences may be due to it."""
+    deviations: list[str] = []
+    open_: dict[str, None] = {}
+    for measure in tables.measures:
+        scores = (
+            [100 * value for value in found[measure].values()]
+            for name, found in summary["scores"].items()
+            if "@" not in name  # cut vectors are of the same training
+        )
+        several = [values for values in scores if len(values) > 1]
+        if not several:
+            return ""
+        freedom = sum(len(values) - 1 for values in several)
+        pooled = sum((len(values) - 1) * variance(values) for values in several) / freedom
+        deviations.append(f"{sqrt(pooled):.1f} in {measure}")
+        for table in tables.tables:
+            for row in table.rows:
+                found = _difference(summary, row.reference or table.reference, row.recipe, measure)
+                if found is None or "@" in row.recipe or found["verdict"] not in _DECIDED:
+                    continue
+                # Two means of as many seeds differ by more in one of twenty comparisons.
+                if abs(100 * found["value"]) < 1.96 * sqrt(2 * pooled / found["seeds"]):
+                    open_[f"{table.title.partition(':')[0]}, {row.label}: {measure}"] = None
+    listed = "".join(f"\n- {name}" for name in open_)
+    return (
+        "The intervals are over questions. Another seed moves a score too: its deviation, of "
+        f"{len(several)} recipes with several seeds, is {' and '.join(deviations)}. So these "
+        f"differences, though their intervals exclude 0, are no larger than seeds alone can make "
+        f"them, and need more seeds:\n{listed}"
+        if open_
+        else ""
+    )
 
 
 def _share(tables: Tables, summary: Summary) -> str:

@@ -142,6 +142,11 @@ def test_tables_show_the_paper_beside_the_scores(tmp_path: Path) -> None:
     assert "63.7 %" in text and "50.0 %" in text
     # Seven differences of the paper: two of `missing`, and `large` without MAP@10.
     assert "reports: 7" in text
+    # Two recipes ran twice, one with a deviation of 7.1: that of both is 5. `large` has one seed
+    # and is 0.4 above `high`; `care` is 15 above `low` with two seeds, 30 below `high` with one.
+    assert f"5.0 in {NDCG} and 2.5 in {MAP}" in text
+    listed = [line for line in text.splitlines() if line.startswith("- Table 1, ")]
+    assert listed == [f"- Table 1, large: {NDCG}", f"- Table 1, large: {MAP}"]
 
 
 def test_a_report_without_finished_runs(tmp_path: Path) -> None:
