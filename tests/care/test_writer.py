@@ -81,9 +81,12 @@ class LargeIndex:
         return False
 
 
-class LargeIndexes:
+class Indexes:
+    def __init__(self, live: type[LargeIndex] = LargeIndex) -> None:
+        self._live = live
+
     def open(self, name: str) -> LargeIndex:
-        return LargeIndex()
+        return self._live()
 
     def create(self, name: str, like: str, fields: Sequence[str]) -> dict[str, Any]:
         raise NotImplementedError
@@ -101,7 +104,7 @@ def test_a_base_is_built_anew_once_at_a_time(
     monkeypatch.setattr(writer, "_REBUILD", (sys.executable, "-c", script))
 
     async def use() -> None:
-        own = writer.Writer(LargeIndexes(), 1 << 20)
+        own = writer.Writer(Indexes(), 1 << 20)
         for _ in range(2):
             await own._queue("test").add(Write("test"), 1)
             await asyncio.gather(*(q.committing for q in own._queues.values() if q.committing))
@@ -117,7 +120,7 @@ def test_a_writer_that_ends_waits_for_no_base(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(writer, "_REBUILD", (sys.executable, "-c", script))
 
     async def use() -> None:
-        own = writer.Writer(LargeIndexes(), 1 << 20)
+        own = writer.Writer(Indexes(), 1 << 20)
         await own._queue("test").add(Write("test"), 1)
         await asyncio.gather(*(q.committing for q in own._queues.values() if q.committing))
         await asyncio.sleep(0.1)
@@ -136,7 +139,7 @@ def test_why_an_encoder_fails_is_logged_once(caplog: pytest.LogCaptureFixture) -
             return [failed, CorpusError("no text", code="empty_corpus"), failed][: len(writes)]
 
     async def use() -> None:
-        own = writer.Writer(lambda _: Failing(), 1 << 20)
+        own = writer.Writer(Indexes(Failing), 1 << 20)
         writes = [own._queue("test").add(Write("test"), 1) for _ in range(3)]
         codes = [
             type(one).__name__ for one in await asyncio.gather(*writes, return_exceptions=True)
