@@ -50,12 +50,16 @@ def version_bytes(folder: Path, manifest: IndexManifest) -> int:
     These are its own and those of its segments, with components. Of segments that cannot be read
     none count.
     """
-    records = list(manifest.all_files.values())
+    size = _bytes(manifest)
     if manifest.segments:
-        with suppress(IndexVersionError):
+        with suppress(IndexVersionError, OSError):
             for part in read_parts(folder, manifest):
-                records += part.manifest.all_files.values()
-    return sum(record.bytes for record in records)
+                size += part.path.stat().st_size if part.is_packed else _bytes(part.manifest)
+    return size
+
+
+def _bytes(manifest: IndexManifest) -> int:
+    return sum(record.bytes for record in manifest.all_files.values())
 
 
 def _stamps(folders: Iterable[Path]) -> dict[str, Stamp]:

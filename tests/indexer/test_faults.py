@@ -14,7 +14,8 @@ import pytest
 
 from core.encoders import Encoding
 from core.errors import CareError, IndexVersionError
-from core.versions import read_manifest, verify_files
+from core.verification import verify_files
+from core.versions import read_manifest
 from core.writes import Write, Written
 from indexer.live.index import LiveIndex
 from indexer.publication import IndexWriter, verify_version

@@ -274,7 +274,7 @@ def test_a_file_that_cannot_be_read_is_damage(
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return sha256_file(path)
 
-    monkeypatch.setattr("core.versions.sha256_file", read)
+    monkeypatch.setattr("core.verification.sha256_file", read)
     assert_fallback(serve(), versions[1].version)
     assert [fields["code"] for fields in errors(caplog)] == ["unreadable_file"]
 
