@@ -14,6 +14,7 @@ import pytest
 
 from core.encoders import Encoding
 from core.errors import CareError, IndexVersionError
+from core.packs import PACK_FILE
 from core.verification import verify_files
 from core.versions import read_manifest
 from core.writes import Write, Written
@@ -177,7 +178,7 @@ def test_a_version_is_verified_while_another_one_with_its_segment_is_deleted(
 
     monkeypatch.setattr(Path, "rglob", delete_after)
     verify_files(version, read_manifest(version))
-    (first / "documents.arrow").unlink()
+    (first / PACK_FILE).unlink()
     with raises(IndexVersionError, "file_missing"):
         verify_files(version, read_manifest(version))
 
@@ -239,5 +240,5 @@ def test_an_encoder_without_token_vectors_stops_no_deletes(
     live = LiveIndex(index, BigramEncoder("document"))
     monkeypatch.setattr("indexer.live.index.TOKENS", next(iter(manifest.components)))
     failed, deleted = live.commit([NEW, DELETE])
-    assert isinstance(failed, CareError) and failed.code == "encoder_fails"
+    assert isinstance(failed, CareError) and failed.code == "no_token_output"
     assert isinstance(deleted, Written) and deleted.deleted == 1
