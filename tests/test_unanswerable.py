@@ -8,7 +8,10 @@ import pytest
 from evaluation.beir import read_queries
 
 FOLDER = Path(__file__).parents[1] / "data" / "unanswerable"
-FILES = {"other-fields": 60, "near": 200}
+FILES = {
+    **{"other-fields": 60, "near": 200, "short": 220, "spoken": 220},
+    **{"short-test": 133, "spoken-test": 160},
+}
 
 
 @pytest.mark.parametrize(("name", "count"), FILES.items())
