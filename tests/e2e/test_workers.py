@@ -459,9 +459,10 @@ def test_a_version_that_one_worker_cannot_open_is_served_by_none(
 
 
 def test_a_damaged_version_is_replaced_by_the_last_whole_one_in_all_workers(
-    start: Start, own_indexes: Path, tmp_path: Path
+    start: Start, own_indexes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = IndexFolder(own_indexes, "sample").active()
+    monkeypatch.setattr("indexer.live.segment.MOST_ROWS", 0)  # files of its own, which are mapped
     new = publish(own_indexes, tmp_path, 0)
     service = start(WATCH_SECONDS="0.2")
     folder = IndexFolder(own_indexes, "sample").version(new)

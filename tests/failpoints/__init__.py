@@ -30,8 +30,7 @@ _ON_DISK = {
     WRITER: {
         "lock the index": ("open", r"/\.lock$"),
         "make the hidden folder": ("os.mkdir", rf"{_NEW}$"),
-        "write the documents": ("open", rf"{_NEW}/documents\.arrow$"),
-        "write the facts of the segment": ("open", rf"{_NEW}/segment\.json$"),
+        "write the segment": ("open", rf"{_NEW}/segment\.pack$"),
         "write the deleted rows": ("open", rf"{_NEW}/deleted\.roaring$"),
         "write the manifest": ("open", rf"{_NEW}/manifest\.json$"),
         "write the checksum": ("open", rf"{_NEW}/manifest\.sha256$"),
