@@ -37,7 +37,10 @@ def term_list(name: str | Path) -> "TermList":
             return TermList.read(EVERYDAY_TERMS)
         case "none":
             return TermList({})
-    return TermList.read(Path(name))
+    if not (path := Path(name)).exists():
+        reason = "is neither a file nor the name of a list: everyday or none"
+        raise DataError.at(path, reason, "unreadable")
+    return TermList.read(path)
 
 
 @dataclass(frozen=True)
