@@ -80,6 +80,7 @@ def both(
 
     `statuses` are those of errors; an index that the path names can be unknown, which is 404.
     """
+    answers = options.pop("responses", {})
 
     def declare(endpoint: Callable[..., Any]) -> Callable[..., Any]:
         async def answer(*, index: str, **given: Any) -> Any:
@@ -93,7 +94,7 @@ def both(
         of_index.__signature__ = signature.replace(parameters=[*parameters, name])
         of_index.__annotations__ = {**endpoint.__annotations__, "index": IndexName}
         for prefix, function, more in (("", endpoint, ()), ("/indexes/{index}", of_index, (404,))):
-            options["responses"] = problem_responses(*statuses, *more)
+            options["responses"] = answers | problem_responses(*statuses, *more)
             router.add_api_route(f"{prefix}{path}", function, methods=[method], **options)
         return endpoint
 

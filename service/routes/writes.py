@@ -1,8 +1,7 @@
 """The routes that change documents, of the default index and of one that the path names."""
 
-import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Header, Query, Request
@@ -23,14 +22,13 @@ from service.access.guards import (
     get_state,
     index_name,
     opened_index,
-    problem_responses,
     visible_to,
 )
 from service.errors import RequestError, is_request_error
 from service.http.body import is_lines, parse_documents, read_body
 from service.routes.direct_route import routes_for
 from service.routes.document_stream import write_lines
-from service.routes.search import DocumentId, IndexName
+from service.routes.search import DocumentId, both
 from service.routes.write_requests import before_deadline, writes_of
 from service.writes import changes
 
@@ -60,38 +58,22 @@ IfNoneMatch = Annotated[
     Header(alias="If-None-Match", description="With * the document must not exist, else 412."),
 ]
 WriteId = Annotated[str, PathParameter(description="Id of the answer with status 202.")]
+_WRITTEN: dict[str, Any] = {
+    "response_model": schemas.WriteResponse,
+    "responses": {202: {"model": schemas.AcceptedResponse}},
+}
 
 
-def _both(method: str, path: str, **options: Any) -> Callable[[Any], Any]:
-    """Declares a route of the default index, and the same one of an index that the path names."""
-
-    def declare(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-        async def answer(*, index: str, **given: Any) -> Any:
-            return await endpoint(**given)
-
-        of_index: Any = answer
-        of_index.__name__, of_index.__doc__ = endpoint.__name__, endpoint.__doc__
-        signature = inspect.signature(endpoint)
-        name = inspect.Parameter("index", inspect.Parameter.KEYWORD_ONLY, annotation=IndexName)
-        parameters = [p.replace(kind=name.kind) for p in signature.parameters.values()]
-        of_index.__signature__ = signature.replace(parameters=[*parameters, name])
-        of_index.__annotations__ = {**endpoint.__annotations__, "index": IndexName}
-        for prefix, function in (("", endpoint), ("/indexes/{index}", of_index)):
-            write_routes.add_api_route(f"{prefix}{path}", function, methods=[method], **options)
-        return endpoint
-
-    return declare
-
-
-def _answers(*others: int) -> dict[str, Any]:
-    return {
-        "response_model": schemas.WriteResponse,
-        "responses": {202: {"model": schemas.AcceptedResponse}}
-        | problem_responses(*_ERRORS, *others),
-    }
-
-
-@_both("PUT", "/documents", openapi_extra=schemas.DOCUMENTS_BODY, **_answers(412, 507))
+@both(
+    write_routes,
+    "PUT",
+    "/documents",
+    *_ERRORS,
+    412,
+    507,
+    openapi_extra=schemas.DOCUMENTS_BODY,
+    **_WRITTEN,
+)
 async def put_documents(
     request: Request,
     wait: Wait = None,
@@ -125,7 +107,7 @@ async def put_documents(
     return await _write(request, write, len(documents), wait, timeout_ms, single=single)
 
 
-@_both("POST", "/documents/delete", **_answers())
+@both(write_routes, "POST", "/documents/delete", *_ERRORS, **_WRITTEN)
 async def delete_documents(
     request: Request, body: schemas.DeleteRequest, wait: Wait = None, timeout_ms: Timeout = None
 ) -> Any:
@@ -144,7 +126,7 @@ async def delete_documents(
     return await _write(request, {"delete": tuple(body.ids)}, number, wait, timeout_ms)
 
 
-@_both("DELETE", "/documents/{id:path}", **_answers(412))
+@both(write_routes, "DELETE", "/documents/{id:path}", *_ERRORS, 412, **_WRITTEN)
 async def delete_document(
     request: Request,
     id: DocumentId,
@@ -158,7 +140,7 @@ async def delete_document(
     return await _write(request, write, 1, wait, timeout_ms, single=True)
 
 
-@_both("PATCH", "/documents/{id:path}", **_answers(412))
+@both(write_routes, "PATCH", "/documents/{id:path}", *_ERRORS, 412, **_WRITTEN)
 async def update_metadata(
     request: Request,
     id: DocumentId,
@@ -174,11 +156,9 @@ async def update_metadata(
     return await _write(request, write, 1, wait, timeout_ms, single=True, must_exist=True)
 
 
-@_both(
-    "GET",
-    "/writes/{id}",
+@both(
+    *(write_routes, "GET", "/writes/{id}", 401, 403, 404, 422, 429, 503, 504),
     response_model=schemas.WriteStateResponse,
-    responses=problem_responses(401, 403, 404, 422, 429, 503, 504),
 )
 async def write_state(request: Request, id: WriteId, timeout_ms: Timeout = None) -> Any:
     """Returns what became of a request with wait=accepted, for an hour after it."""
