@@ -2,7 +2,7 @@
 
 import json
 import time
-from itertools import count
+from itertools import chain, count
 from math import inf
 from random import Random
 from threading import Lock
@@ -146,13 +146,15 @@ def run(fault: str, seed: int) -> tuple[list[str], History]:
     return history.run(), history
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_service_that_keeps_its_promises_has_no_violation(seed: int) -> None:
-    wrong, history = run("", seed)
-    assert wrong == []
-    outcomes = {event.outcome for events in history.events.values() for event in events}
+def test_a_service_that_keeps_its_promises_has_no_violation() -> None:
+    found: list[Event] = []
+    for seed in range(5):  # the threads decide which outcomes one of them has
+        wrong, history = run("", seed)
+        assert wrong == []
+        found += chain.from_iterable(history.events.values())
+    outcomes = {event.outcome for event in found}
     assert {"added", "replaced", "deleted", "missing", "changed", None, False} <= outcomes
-    assert any(event.ret == inf for events in history.events.values() for event in events)
+    assert any(event.ret == inf for event in found)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,10 +48,18 @@ class HeldLive:
         self.writes += writes
         self.began.set()
         assert self.hold.wait(30)
-        return [self.failure for _ in writes] if self.failure else self._live.commit(writes)
+        try:
+            return [self.failure for _ in writes] if self.failure else self._live.commit(writes)
+        except Exception:
+            traceback.print_exc()  # the writer tells its log the kind only
+            raise
 
     def merge(self) -> bool:
         return self._live.merge()
+
+    @property
+    def is_large(self) -> bool:
+        return self._live.is_large
 
 
 @contextmanager
