@@ -193,7 +193,7 @@ class SearchIndex:
             mode: "dense" (vectors), "lexical" (full text) or "hybrid" (both); None for the default
                 of the index.
             explain: Whether hits of a hybrid search say what each channel contributes.
-            evidence: Whether hits have the sentence that shares most with the query.
+            evidence: Whether hits have the sentence that answers best.
             limit_per: At most `hits` hits of each value of a metadata field, or of each document of
                 an index of chunks: `{"field": "department", "hits": 2}`, `{"field": "_document",
                 "hits": 3}`.

@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from itertools import pairwise
+from operator import add
 
 from core.text import normalize_text
 
@@ -60,7 +61,7 @@ def terms(text: str, *, characters: bool = True, names: bool = True) -> list[str
         if han := run["han"]:
             if characters or len(han) == 1:
                 found += han
-            found += (han[at : at + 2] for at in range(len(han) - 1))
+            found += map(add, han, han[1:])
         else:
             word = run["word"]
             if names and folded[end : run.start()] == " ":

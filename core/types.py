@@ -159,17 +159,19 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The sentence of a hit that shares most with the query.
+    """The sentence of a hit that answers the query best.
 
     Attributes:
         start: Where it starts in the text of the hit [characters].
         end: Where it ends.
         text: The sentence, `hit.text[start:end]`.
+        certain: Whether it is certain enough to be pointed out.
     """
 
     start: int
     end: int
     text: str
+    certain: bool = False
 
 
 @dataclass(frozen=True, slots=True, repr=False)

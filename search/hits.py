@@ -9,7 +9,7 @@ from pydantic_core import to_json
 
 from core.documents import DocumentReader, JsonDocument
 from core.types import Check, Evidence, Hit, no_check
-from search.evidence import best_sentence
+from search.evidence import Asked, best_sentence
 from search.fusion import Channel
 from stores.base import ScoredRows
 from stores.order import rounded
@@ -61,7 +61,7 @@ class Hits(Sequence[Hit]):
     Args:
         rows: Scores and rows, in the order of hits.
         explain: Explains the score of a row, if hits are explained.
-        weights: The weights of the query's terms, if hits have evidence.
+        question: What sentences are compared with, if hits have evidence.
         check: Called before a text is split into sentences; stops it by an exception.
     """
 
@@ -70,23 +70,23 @@ class Hits(Sequence[Hit]):
         documents: DocumentReader,
         rows: ScoredRows,
         explain: Callable[[int], dict[str, Any]] | None = None,
-        weights: Mapping[str, float] | None = None,
+        question: Asked | None = None,
         check: Check = no_check,
     ) -> None:
         self._documents = documents
         self._explain = explain
-        self._weights = weights
+        self._question = question
         scores: list[float] = rounded(rows[0]).tolist()
         self._found = list(zip(scores, rows[1].tolist(), strict=True))
         self._read: list[JsonDocument] | None = None
         self._sentences: list[Evidence | None] | None = None
         if len(self._found) <= _FEW_HITS:
             self._read = [documents.json(row) for _, row in self._found]
-            if weights is not None:
+            if question is not None:
                 self._sentences = []
                 for _, row in self._found:
                     check()
-                    self._sentences.append(best_sentence(weights, documents.text(row)))
+                    self._sentences.append(best_sentence(question, documents.text(row)))
 
     def __len__(self) -> int:
         return len(self._found)
@@ -108,9 +108,9 @@ class Hits(Sequence[Hit]):
     def _evidence(self, at: int) -> Evidence | None:
         if self._sentences:
             return self._sentences[at]
-        if self._weights is None:
+        if self._question is None:
             return None
-        return best_sentence(self._weights, self._documents.text(self._found[at][1]))
+        return best_sentence(self._question, self._documents.text(self._found[at][1]))
 
     @property
     def text_bytes(self) -> int | None:
@@ -136,7 +136,7 @@ class Hits(Sequence[Hit]):
                 hit = form % (d.id, to_json(score), at + 1, *others(d))
                 if self._explain:
                     hit = b'%b,"explain":%b}' % (hit[:-1], to_json(self._explain(row)))
-                if self._weights is not None:
+                if self._question is not None:
                     hit = b'%b,"evidence":%b}' % (hit[:-1], to_json(self._evidence(at)))
                 hits.append(hit)
             yield (b"," if first else b"") + b",".join(hits)

@@ -18,7 +18,7 @@ from core.errors import describe
 from core.filters import Selection
 from core.types import Check, FloatArray, Query, no_check
 from search.answerable import Features, answerable, measure
-from search.evidence import term_weights
+from search.evidence import asked
 from search.fusion import (
     DENSE_CANDIDATES,
     LEXICAL_CANDIDATES,
@@ -408,6 +408,7 @@ def _read(
     """Returns the hits of a query, and the time to read them [s]."""
     started = time.perf_counter()
     segment = snapshot.segment
-    weights = term_weights(query.text, segment.full_text) if query.evidence else None
-    hits = Hits(segment.documents, entry.rows, explain, weights, check)
+    weight = segment.full_text.weight if segment.full_text else None
+    question = asked(query.text, weight) if query.evidence else None
+    hits = Hits(segment.documents, entry.rows, explain, question, check)
     return hits, time.perf_counter() - started

@@ -136,7 +136,7 @@ class SearchRequest(StrictRequest):
         "a hybrid search, and in reranking. Such searches are not cached.",
     )
     evidence: bool = Field(
-        False, description="Whether each hit has the sentence that shares most with the query."
+        False, description="Whether each hit has the sentence that answers best."
     )
     limit_per: LimitPer | None = Field(
         None,
@@ -190,11 +190,14 @@ class Contribution(BaseModel):
 
 
 class EvidenceResponse(BaseModel):
-    """The sentence of a hit that shares most with the query."""
+    """The sentence of a hit that answers the query best."""
 
     start: int = Field(description="Where it starts in `text` [characters: Unicode code points].")
     end: int = Field(description="Where it ends in `text`.")
     text: str = Field(description="The sentence.")
+    certain: bool = Field(
+        False, description="Whether it is certain enough to be pointed out to a reader."
+    )
 
 
 class HitResponse(BaseModel):
@@ -223,8 +226,8 @@ class HitResponse(BaseModel):
     )
     evidence: EvidenceResponse | None = Field(
         None,
-        description="The sentence of the text that shares most with the query, if asked for; null "
-        "if the text has no letter or digit.",
+        description="The sentence of the text that answers the query best, if asked for; null if "
+        "the text has no letter or digit.",
     )
 
 

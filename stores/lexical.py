@@ -349,9 +349,12 @@ class LexicalIndex:
         return clauses, within
 
     def _weight_of(self, term: str) -> float:
-        # The idf of Lucene.
-        having = self._searcher.doc_freq(_TEXT, term)
-        return math.log(1 + (self.count - having + 0.5) / (having + 0.5)) if having else 0.0
+        return idf(self.count, self._searcher.doc_freq(_TEXT, term))
+
+
+def idf(count: int, having: int) -> float:
+    """Returns the idf of Lucene of a term that `having` of `count` documents have; 0 for none."""
+    return math.log(1 + (count - having + 0.5) / (having + 0.5)) if having else 0.0
 
 
 def _check(parts: Sequence[Part]) -> None:

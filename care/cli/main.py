@@ -18,6 +18,7 @@ from care.cli import (
     demo,
     doctor,
     evaluate,
+    evidence,
     export,
     index,
     late_interaction,
@@ -117,6 +118,7 @@ app.command("serve", rich_help_panel=SEARCH)(serve.serve)
 app.command("key", rich_help_panel=SEARCH)(serve.key)
 app.command("evaluate", rich_help_panel=EVALUATION)(evaluate.evaluate)
 app.command("answerable", rich_help_panel=EVALUATION)(answerable.answerable)
+app.command("evidence", rich_help_panel=EVALUATION)(evidence.evidence)
 app.add_typer(cmedteb.app, name="cmedteb", rich_help_panel=EVALUATION)
 app.add_typer(late_interaction.app, name="late-interaction", rich_help_panel=EVALUATION)
 app.command("train", rich_help_panel=TRAINING)(train.train)

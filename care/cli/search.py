@@ -59,7 +59,7 @@ def search(
     ] = False,
     evidence: Annotated[
         bool,
-        Option("--evidence", help="Show the sentence of each hit that shares most with QUERY."),
+        Option("--evidence", help="Show the sentence of each hit that answers QUERY best."),
     ] = False,
     limit_per: Annotated[
         str | None,

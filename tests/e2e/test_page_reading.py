@@ -171,23 +171,24 @@ def test_words_of_the_question_are_marked_and_texts_stay_whole(page: Page) -> No
 
 
 @pytest.mark.parametrize(
-    ("others", "clear"),
+    ("others", "certain", "shown"),
     [
-        ("多喝水。", True),
-        ("儿童发热时要退热。", False),  # has as much of the question
-        ("", False),  # the sentence is the whole text
+        ("多喝水。", True, True),
+        ("多喝水。", False, False),
+        ("", True, False),  # the sentence is the whole text
     ],
 )
-def test_a_sentence_is_pointed_out_only_if_it_is_clearly_nearest(
-    page: Page, others: str, clear: bool
+def test_a_sentence_is_pointed_out_only_if_it_is_certain(
+    page: Page, others: str, certain: bool, shown: bool
 ) -> None:
-    text = f"𠮷{others}儿童发热时用退热药。"
-    start = len(text) - len("儿童发热时用退热药。")
-    evidence = {"start": start if others else 0, "end": len(text), "text": text[start:]}
+    sentence = "儿童发热时用退热药。"
+    others = others and f"𠮷{others}"
+    text = f"{others}{sentence}"
+    evidence = {"start": len(others), "end": len(text), "text": sentence, "certain": certain}
     answer_with_hits(page, [{"text": text, "evidence": evidence}])
     ask(page, "儿童发热吃退热药吗")
     expect(page.locator(HITS)).to_have_count(1)
-    expected = ["儿童发热时用退热药。"] if clear else []
+    expected = [sentence] if shown else []
     assert page.locator(".evidence").all_text_contents() == expected
     assert page.locator(".hits .text").text_content() == text
 

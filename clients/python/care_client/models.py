@@ -42,7 +42,7 @@ class SearchOptions(TypedDict, total=False):
         include: Optional fields of hits: `text`, `metadata`.
         mode: `dense`, `lexical` or `hybrid`.
         explain: Whether hits have `explain`.
-        evidence: Whether hits have `evidence`, the sentence that shares most with the query.
+        evidence: Whether hits have `evidence`, the sentence that answers best.
         limit_per: Limits the hits of each document or metadata value.
         rerank: Whether the first hits are ranked again, or how many of them.
     """
@@ -141,11 +141,12 @@ class Contribution(_Response):
 
 
 class EvidenceResponse(_Response):
-    """A sentence of a text, from character `start` to `end`."""
+    """A sentence of a text, from character `start` to `end`; `certain` ones may be pointed out."""
 
     start: int = 0
     end: int = 0
     text: str = ""
+    certain: bool = False
 
 
 class HitResponse(_Response):

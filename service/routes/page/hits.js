@@ -3,7 +3,7 @@
 import { addressOf, citeButton, linkTo, sourceOf } from "./citing.js";
 import { asList, asObject, asText, button, element, isNumber } from "./dom.js";
 import { CHINESE, t } from "./language.js";
-import { clearEvidence, marked } from "./marks.js";
+import { certainEvidence, marked } from "./marks.js";
 import { openPassage } from "./passage.js";
 
 const TAGS = ["department", "topic"];
@@ -22,14 +22,14 @@ function heading(tag, hit, rank, terms) {
   return node;
 }
 
-// The text with the words of the question marked, and the sentence that has clearly most of them.
+// The text with the words of the question marked, and the sentence that answers it, if that is certain.
 function body(hit, terms) {
   const paragraph = element("p", "text clamped");
   paragraph.lang = CHINESE;
-  const clear = clearEvidence(hit.text, hit.evidence, terms);
-  if (!clear) paragraph.append(...marked(hit.text, terms));
+  const certain = certainEvidence(hit.text, hit.evidence);
+  if (!certain) paragraph.append(...marked(hit.text, terms));
   else {
-    const [from, to] = clear;
+    const [from, to] = certain;
     const sentence = element("strong", "evidence");
     sentence.append(...marked(hit.text.slice(from, to), terms));
     paragraph.append(

@@ -105,8 +105,8 @@ const WORDS = {
   "results.comma": ["，", ", "],
   "results.stop": ["。", "."],
   "results.legend": [
-    "底色标出与问题相同的字词；下划线标出其中字词相同最多的句子，它不一定就是答案。",
-    "Words of your question are marked. An underlined sentence shares the most of them; it need not be the answer.",
+    "底色标出与问题相同的字词；下划线标出很可能回答问题的句子，它不一定就是答案。",
+    "Words of your question are marked. An underlined sentence probably answers it; it need not be the answer.",
   ],
   "results.more": ["更多结果", "More results"],
 

@@ -1,4 +1,4 @@
-// What a hit has in common with the question: its words, and the sentence that has most of them.
+// What a hit has in common with the question: its words; and the sentence that answers it.
 
 import { asObject, element, isNumber } from "./dom.js";
 
@@ -7,13 +7,6 @@ const EMPTY =
   /什么|怎么办|怎么|怎样|如何|哪些|哪个|哪种|应该|可以|需要|注意|是否|为什么|原因|办法|有没有|请问|一下|经常|总是|多少|多久|能不能|会不会|要不要|患者|病人|[吗呢的了是上要有我在和与及被把或]/;
 const HAN = /\p{Script=Han}/u;
 const RUNS = /\p{Script=Han}+|[\p{L}\p{N}]+(?:[.\-/+][\p{L}\p{N}]+)*/gu;
-const SENTENCE = /[^。！？；!?;\n]+[。！？；!?;\n]*/gu;
-
-// A sentence is pointed out that has so many pairs of characters or words of the question, and so many
-// more than any other one. data/sample/README.md says how often such a
-// sentence answers.
-const ENOUGH = 4;
-const MARGIN = 3;
 
 const fold = (text) => text.normalize("NFKC").toLowerCase();
 
@@ -68,26 +61,13 @@ export function marked(text, terms) {
   return nodes.filter((node) => node !== "");
 }
 
-const count = (text, terms) => {
-  const found = new Set();
-  for (const [term] of termsOf(text)) if (terms.has(term)) found.add(term);
-  return found.size;
-};
-
 // Returns where the sentence of the hit's evidence starts and ends in its text [UTF-16 units]; null
-// unless it has clearly more of the question than any other sentence.
-export function clearEvidence(text, evidence, terms) {
-  const { start, end } = asObject(evidence);
-  if (!isNumber(start) || !isNumber(end)) return null;
+// unless it is certain, and not the whole text.
+export function certainEvidence(text, evidence) {
+  const { start, end, certain } = asObject(evidence);
+  if (certain !== true || !isNumber(start) || !isNumber(end)) return null;
   const letters = [...text]; // offsets of the service count code points
   const from = letters.slice(0, start).join("").length;
   const to = from + letters.slice(start, end).join("").length;
-  const best = count(text.slice(from, to), terms);
-  if (best < ENOUGH) return null;
-  const others = [...text.matchAll(SENTENCE)].filter(
-    ({ index, 0: sentence }) => index + sentence.trimEnd().length <= from || index >= to,
-  );
-  if (others.length === 0) return null; // the whole text
-  const second = Math.max(...others.map(([sentence]) => count(sentence, terms)));
-  return best - second >= MARGIN ? [from, to] : null;
+  return to - from < text.trim().length ? [from, to] : null;
 }
