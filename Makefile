@@ -206,9 +206,12 @@ $(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-phrases.jsonl
 $(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-long-phrases.jsonl --count 50000 --seed 1 --lengths 30 110
 $(CARE) phrases $(CARE_MINI) --out builds/training/care-mini-more-phrases.jsonl --count 140000 --seed 2
 rm -rf builds/training/care-mini-splits
-$(CARE) splits --data '$(DATA)' --out builds/training/care-mini-splits
-$(CARE) curate reword builds/training/care-mini-splits/train.queries.jsonl --versions 3 --output builds/training/care-mini-reworded-questions.jsonl
-$(CARE) curate reword builds/training/care-mini-phrases.jsonl --output builds/training/care-mini-reworded-phrases.jsonl
+$(CARE) splits --data '$(DATA)' --words data/medical-qa-zh-words --out builds/training/care-mini-splits
+$(CARE) curate reword builds/training/care-mini-splits/train.queries.jsonl --versions 3 --terms everyday --output builds/training/care-mini-reworded-questions.jsonl
+$(CARE) curate reword builds/training/care-mini-phrases.jsonl --terms everyday --output builds/training/care-mini-reworded-phrases.jsonl
+$(CARE) curate reword builds/training/care-mini-splits/train.queries.jsonl --errors 2 --output builds/training/care-mini-misspelt-questions.jsonl
+$(CARE) curate reword builds/training/care-mini-phrases.jsonl --errors 2 --output builds/training/care-mini-misspelt-phrases.jsonl
+$(CARE) curate reword builds/training/care-mini-splits/train-words.jsonl --errors 2 --output builds/training/care-mini-misspelt-words.jsonl
 endef
 
 care-mini: $(TEST) ## Train the embedded pair again, from the base model, and convert it: DATA=a folder of medical-qa-zh (hours) ARGS=

@@ -32,15 +32,16 @@ def term_list(name: str | Path) -> "TermList":
     Raises:
         DataError: If the file cannot be read or is invalid.
     """
-    match str(name):
-        case "everyday":
-            return TermList.read(EVERYDAY_TERMS)
-        case "none":
-            return TermList({})
-    if not (path := Path(name)).exists():
+    return TermList({}) if str(name) == "none" else TermList.read(term_list_path(name))
+
+
+def term_list_path(name: str | Path) -> Path:
+    """Returns the file of a list by its name or path; DataError if there is none."""
+    path = EVERYDAY_TERMS if str(name) == "everyday" else Path(name)
+    if not path.exists():
         reason = "is neither a file nor the name of a list: everyday or none"
         raise DataError.at(path, reason, "unreadable")
-    return TermList.read(path)
+    return path
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from core.files import writing_in
-from core.records import write_jsonl
+from core.records import read_jsonl, write_jsonl
 from core.terms import TermList
 from core.text import normalize_text
 from core.yaml_text import parse_yaml
@@ -132,12 +132,13 @@ def write_reworded(
 ) -> dict[str, int]:
     """Writes rewordings of queries as JSONL, which stages of training read as pairs.
 
-    `queries` are JSONL with `_id` and `text`. A record of `output` has `_id`, `text`, and of the
-    query `original`, its id, and `original_text`. Returns the numbers of `queries` and of
-    `rewordings`.
+    `queries` are JSONL with `_id`, `text` and, where the text is a rewording itself,
+    `original_text`. A record of `output` has `_id`, `text`, and of the query `original`, its id,
+    and `original_text`, by default its text. Returns the numbers of `queries` and of `rewordings`.
     """
     texts = read_queries(queries)
     made = list(reword(texts))
+    meant = {record["_id"]: record.get("original_text") for _, record in read_jsonl(queries)}
     with writing_in(output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
         records = (
@@ -145,7 +146,7 @@ def write_reworded(
                 "_id": m.id,
                 "text": m.text,
                 "original": m.original,
-                "original_text": texts[m.original],
+                "original_text": meant[m.original] or texts[m.original],
             }
             for m in made
         )

@@ -12,7 +12,7 @@ from tests.commands import parse
 
 ROOT = Path(__file__).parents[1]
 # Commands that write the texts of the recipes of care-mini.
-CARE_MINI_TEXTS = [*["phrases"] * 3, "splits", *["curate reword"] * 2]
+CARE_MINI_TEXTS = [*["phrases"] * 3, "splits", *["curate reword"] * 5]
 
 
 def make(*words: str, **environment: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from core.encoders import Role
 from core.errors import DataError
 from core.records import field_error, read_jsonl, record_error
+from core.terms import TermList, term_list_path
 from core.text import document_text, first_sentence, normalize_text
 from core.triples import read_field, read_triples
 from core.types import FloatArray
@@ -64,6 +65,8 @@ def entry_files(entry: DataEntry | Dev, mined: Mined) -> list[Path]:
             reason = f"no earlier stage of kind mine is named '{entry.mined}'"
             raise TrainingError.at("data.mined", reason, "missing_stage", stage=entry.mined)
         return [mined[entry.mined]]
+    if entry.terms is not None:
+        return [term_list_path(entry.terms)]
     return [Path(entry.triples or entry.texts or entry.pairs or "")]
 
 
@@ -189,7 +192,9 @@ def _examples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
         reason = f"{entry.texts} holds single texts; this stage needs triples, pairs, beir or mined"
         raise TrainingError.at("data.texts", reason, "not_examples")
     (path, *_) = entry_files(entry, mined)
-    read = {"beir": _beir_examples, "pairs": _pairs}.get(entry.source, _triples)
+    read = {"beir": _beir_examples, "pairs": _pairs, "terms": _term_pairs}.get(
+        entry.source, _triples
+    )
     return (e for e in read(entry, path) if in_part(e.query, entry.part))
 
 
@@ -233,6 +238,12 @@ def _pairs(entry: DataEntry, path: Path) -> Iterator[Example]:
     for number, record in read_jsonl(path):
         query, document = (read_field(path, number, record.get(field), field) for field in fields)
         yield Example(query, (document,))
+
+
+def _term_pairs(_: DataEntry, path: Path) -> Iterator[Example]:
+    for word, terms in TermList.read(path).terms.items():
+        if terms != (word,):
+            yield Example(word, (" ".join(terms[:2]),))
 
 
 def _beir_examples(entry: DataEntry, _: Path) -> Iterator[Example]:

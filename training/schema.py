@@ -68,7 +68,7 @@ class Part(Settings):
         return self
 
 
-SOURCES = ("triples", "texts", "beir", "mined", "pairs")
+SOURCES = ("triples", "texts", "beir", "mined", "pairs", "terms")
 # Keys that only some sources support.
 _KEYS_OF = {
     "fields": ("texts", "pairs"),
@@ -79,7 +79,7 @@ _KEYS_OF = {
 
 
 class DataEntry(Settings):
-    """One source of examples or texts; exactly one of the first five keys must be set."""
+    """One source of examples or texts; exactly one of the first six keys must be set."""
 
     triples: str | None = None  # JSONL with `query`, `positives`, `negatives`
     # JSONL; each of its `fields` is a text. By default queries are the field `text`, and documents
@@ -88,6 +88,8 @@ class DataEntry(Settings):
     beir: str | None = None  # a folder in BEIR's layout
     mined: str | None = None  # the name of an earlier stage of kind `mine`
     pairs: str | None = None  # JSONL; the first field is the query, the second its document
+    # `everyday` or a TSV file: each word of the list is a query, its terms are the document.
+    terms: str | None = None
     fields: list[str] = Field(default_factory=list)  # fields to read of `texts` and `pairs`
     split: str = "train"  # split of `beir`
     # Metadata values that the documents of `beir` must have.

@@ -129,6 +129,18 @@ def test_texts_and_pairs_by_fields(tmp_path: Path) -> None:
     assert examples(pairs=path, fields=["a", "b"])[0] == Example("一", ("二",))
 
 
+def test_words_of_a_list_are_examples_of_their_terms(tmp_path: Path) -> None:
+    path = tmp_path / "terms.tsv"
+    path.write_text(
+        "心梗\t心肌梗死\n三高\t高血压,高血脂,高血糖\n心梗塞\t心梗塞\n", encoding="utf-8"
+    )
+    found = [Example("心梗", ("心肌梗死",)), Example("三高", ("高血压 高血脂",))]
+    assert examples(terms=str(path)) == found
+    assert Example("心梗", ("心肌梗死",)) in examples(terms="everyday")
+    with raises(DataError, code="unreadable"):
+        examples(terms="everyda")
+
+
 def test_examples_of_equal_queries_are_merged(tmp_path: Path) -> None:
     """A positive of a query in one line is not its negative in another."""
     records = [

@@ -207,10 +207,11 @@ def test_query_encoders_of_care_mini_are_not_trained_on_research_only_texts(
     two_sources: Path, name: str
 ) -> None:
     queries = {"a": "高血压吃什么？", "b": "这种病怎么治？"}
-    for split in ("train-described", "train-reworded"):
+    for split in ("train-described", "train-reworded", "train-rewrites", "train-keywords"):
         write_split(two_sources, split, queries, [("a", "t1", 1), ("b", "h1", 1)])
     changes = [f"variables.data={two_sources}"]
-    for file in ("phrases", "long_phrases", "reworded_questions", "reworded_phrases"):
+    files = yaml.safe_load((RECIPES / f"{name}.yaml").read_text("utf-8"))["variables"]
+    for file in files.keys() - {"pair", "data", "precision"}:
         record = {"text": f"{file} 咋办", "original_text": "怎么办"}
         changes.append(f"variables.{file}={write_jsonl(two_sources / f'{file}.jsonl', [record])}")
     *_, teacher, align = recipe(name, *changes).stages

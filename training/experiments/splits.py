@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from core.errors import DataError
 from core.files import new_folder
-from core.records import read_jsonl, string, write_tsv
+from core.records import read_jsonl, string, write_jsonl, write_tsv
 from core.text import normalize_text
 from evaluation.beir import (
     Qrels,
@@ -34,6 +34,8 @@ UNSEEN = Part(folds=9, only=0)
 HELD_OUT, TUNE = 1000, 500
 # Rewordings of a training question.
 VERSIONS = 2
+# What the texts of train-rewrites and train-keywords mean, which a query encoder learns.
+MEANINGS = "train-words.jsonl"
 
 
 class Reword(Protocol):
@@ -59,7 +61,8 @@ def write_splits(
     """Writes a BEIR folder with a copy of the corpus and the files of each split.
 
     A split NAME is NAME.queries.jsonl and NAME.qrels.tsv; docs/train-a-pair.md lists the splits.
-    Splits that are empty are not written.
+    Splits that are empty are not written. With `words`, `MEANINGS` has the texts to train on and
+    what they mean: `_id`, `text` and `original_text`.
 
     Args:
         data: BEIR folder with the split `train`. Documents have the metadata `source`, and
@@ -120,13 +123,16 @@ def write_splits(
     asked = [id_ for id_ in by_hand if id_ in unseen]
     splits["held-out-spoken"] = _pick(by_hand, asked)
     splits["held-out-asked"] = _pick(texts, asked)
+    meanings: list[dict[str, str]] = []
     if words:
         # Questions of tune are in the split unseen as well.
         parts_of = {"held-out": held, "train": trained, "tune": tuned}
-        written, judged = _written_by_hand(words, parts_of, texts, frozenset(patients), qrels)
+        written, judged, meanings = _written_by_hand(
+            words, parts_of, texts, frozenset(patients), qrels
+        )
         splits |= written
         qrels = {**qrels, **judged}
-    return _write(out, paths.corpus, splits, qrels, originals)
+    return _write(out, paths.corpus, splits, qrels, originals, meanings)
 
 
 def _written_by_hand(
@@ -135,8 +141,8 @@ def _written_by_hand(
     texts: Mapping[str, str],
     patients: Collection[str],
     qrels: Qrels,
-) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, int]]]:
-    """Returns the splits of the texts of a folder, and the judgements of queries of one word.
+) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, int]], list[dict[str, str]]]:
+    """Returns the splits of a folder's texts, judgements of keywords, and records of `MEANINGS`.
 
     Relevant to a text are the documents of its original question. Relevant to a query with `forms`
     are also those of all questions with one of these words; but for held-out queries, all
@@ -145,6 +151,7 @@ def _written_by_hand(
     part_of = {id_: part for part, ids in parts.items() for id_ in ids}
     splits: dict[str, dict[str, str]] = {}
     judged: dict[str, dict[str, int]] = {}
+    meanings: list[dict[str, str]] = []
     for path in sorted(folder.glob("*.jsonl")):
         kind = path.stem.partition("-")[0]
         for number, record in read_jsonl(path):
@@ -171,7 +178,10 @@ def _written_by_hand(
                 splits.setdefault(f"{name}-asked", {})[id_] = texts[original]
                 name = f"{name}-spoken"
             splits.setdefault(name, {})[id_] = text
-    return splits, judged
+            if part == "train":
+                meant = record.get("meaning", texts[original])
+                meanings.append({"_id": id_, "text": text, "original_text": meant})
+    return splits, judged, meanings
 
 
 def _write(
@@ -180,6 +190,7 @@ def _write(
     splits: Mapping[str, Mapping[str, str]],
     qrels: Qrels,
     originals: Mapping[str, str],
+    meanings: Collection[Mapping[str, str]],
 ) -> dict[str, int]:
     out.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(out) as folder:
@@ -194,6 +205,8 @@ def _write(
                 for document, grade in qrels[originals.get(id_, id_)].items()
             ]
             write_tsv(folder / f"{name}.qrels.tsv", [("query-id", "corpus-id", "score"), *rows])
+        if meanings:
+            write_jsonl(folder / MEANINGS, meanings)
     return {name: len(queries) for name, queries in splits.items() if queries}
 
 

@@ -104,5 +104,12 @@ def test_questions_are_reworded_by_a_part_of_the_rules(
         assert [row["original"] for row in made[part]] == ["q1", "q1", "q2", "q2"]
         assert all(row["original_text"] == QUERIES[row["original"]] for row in made[part])
     assert not {row["text"] for row in made["a"]} & {row["text"] for row in made["b"]}
-    assert main([*words, str(tmp_path / "queries.jsonl" / "x"), "--part", "a"]) == 1
+    # Misspelt rewordings mean what the rewordings mean.
+    out = tmp_path / "misspelt.jsonl"
+    words = ["curate", "reword", str(tmp_path / "new" / "a.jsonl"), "--errors", "1", "--output"]
+    assert main([*words, str(out)]) == 0
+    misspelt = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert {row["original_text"] for row in misspelt} == set(QUERIES.values())
+    capsys.readouterr()
+    assert main([*words, str(tmp_path / "queries.jsonl" / "x")]) == 1
     assert error_code(capsys.readouterr().err) == "input_output"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import CareError, DataError
+from core.records import read_jsonl
 from evaluation.beir import beir_paths, read_judged_queries, read_qrels, read_queries
 from tests.conftest import write_jsonl
 from tests.errors import raises
@@ -161,6 +162,7 @@ def test_texts_written_by_hand_are_in_the_part_of_their_original(
         next(iter(read_queries(tmp_path / "before" / f"{name}.queries.jsonl")))
         for name in ("train", "tune", "held-out-patients")
     )
+    asked = read_queries(tmp_path / "before" / "train.queries.jsonl")[train]
     words = data / "words"
     write_jsonl(
         words / "rewrites-train.jsonl",
@@ -173,7 +175,7 @@ def test_texts_written_by_hand_are_in_the_part_of_their_original(
     write_jsonl(
         words / "keywords.jsonl",
         [
-            {"_id": train, "writer": "k", "text": "两个 词"},
+            {"_id": train, "writer": "k", "text": "两个 词", "meaning": "两个词的意思"},
             {"_id": held, "writer": "k", "text": "词", "forms": ["个知识库的", "没有的"]},
         ],
     )
@@ -190,6 +192,10 @@ def test_texts_written_by_hand_are_in_the_part_of_their_original(
         "train-keywords": 1,
         "held-out-keywords-k": 1,
     }
+    assert list(read_jsonl(out / "train-words.jsonl")) == [
+        (1, {"_id": f"{train}-k", "text": "两个 词", "original_text": "两个词的意思"}),
+        (2, {"_id": train, "text": f"{train} 口语", "original_text": asked}),
+    ]
     texts, qrels = read_judged_queries(*beir_paths(out, "held-out-rewrites-e2-spoken")[1:])
     assert (texts, qrels) == ({held: "e2 口语"}, {held: {f"d-{held}": 1}})
     texts, qrels = read_judged_queries(*beir_paths(out, "held-out-keywords-k")[1:])
