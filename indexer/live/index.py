@@ -173,7 +173,7 @@ class LiveIndex:
                     started = time.perf_counter()
                     key = LIVE_KEY + hashlib.sha256(now.manifest.version.encode()).hexdigest()
                     with index.new_version(key, WRITE) as (version, folder):
-                        changed = Changed(BitMap(), now.manifest.corpus.update, joined=joined)
+                        changed = Changed(BitMap(), joined=joined)
                         self._publish(now, version, folder, changed, started)
                     merged = True
                 self._retire()

@@ -466,6 +466,7 @@ def test_versions_of_live_writes_are_kept_an_hour_and_a_rollback_skips_them(
     assert live.merge()
     assert not live.merge()
     assert [entry.count for entry in active(index).segments] == [60, 10]
+    assert active(index).corpus.documents == 70
     assert content(index) == before
     assert len(index.versions()) == 12
     monkeypatch.setattr("indexer.live.index.MOST_KEPT", 3)
