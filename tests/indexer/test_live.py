@@ -483,6 +483,16 @@ def test_a_build_of_another_encoder_does_not_lose_what_was_written(
     assert "added" in content(index)
 
 
+def test_joining_after_most_documents_were_deleted(live: LiveIndex, index: IndexWriter) -> None:
+    for number in range(8):
+        one(live, put=({"_id": f"n{number}", "text": f"文字{number}"},))
+    one(live, delete=tuple(record["_id"] for record in BASE))
+    assert live.merge()
+    assert active(index).corpus.documents == 8
+    assert one(live, delete=("n0",)).deleted == 1
+    assert len(content(index)) == active(index).corpus.documents == 7
+
+
 @pytest.mark.parametrize("factory", ["Flat", "HNSW8"])
 def test_versions_of_live_writes_are_kept_an_hour_and_a_rollback_skips_them(
     build_version: Builder, index: IndexWriter, monkeypatch: pytest.MonkeyPatch, factory: str
