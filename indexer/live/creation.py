@@ -56,8 +56,7 @@ def create_index(
 
     Args:
         index: Its folder.
-        like: A version of the index whose chunking, components and weights it gets, and of its
-            term list what searches of that version use.
+        like: A version of the index whose chunking, components, weights and term list it gets.
         encoder: Its document encoder, of the embedding space of that version.
         fields: Metadata fields that filters may have before a document has them.
 

@@ -14,6 +14,7 @@ from pyroaring import BitMap
 from core.encoders import Encoder, Encoding
 from core.errors import CareError, PairError, ProviderError
 from core.files import writing_in
+from core.locks import lock_holder
 from core.manifest import TOKENS, IndexManifest, UpdateRecord
 from core.text import document_text
 from core.types import Document, FloatArray
@@ -26,7 +27,7 @@ from indexer.live.joining import Joined, join, segments_to_join, write_joined
 from indexer.live.requests import Parsed, Requests, parse
 from indexer.live.segment import NewSegment, write_segment
 from indexer.live.version import Changed, compose, publish
-from indexer.publication import LIVE_KEY, WRITE, IndexWriter, is_live
+from indexer.publication import BUILD_LOCK, LIVE_KEY, WRITE, IndexWriter, is_live
 from indexer.state import IndexState, check_encoder, check_store
 from indexer.versions import hide_unused, retire, segment_folders
 
@@ -201,7 +202,9 @@ class LiveIndex:
 
     @property
     def is_large(self) -> bool:
-        """Whether so much is new or deleted that the base is to be built anew, and it can be."""
+        """Whether so much is new or deleted that the base is to be built anew, and now can be."""
+        if lock_holder(self._index.path / BUILD_LOCK):
+            return False
         state = self._refresh()
         base, *others = state.entries
         changed = sum(one.count - one.deleted for one in others) + len(state.deleted)
