@@ -429,8 +429,7 @@ def _terms(options: IndexOptions, base: IndexManifest | None = None) -> TermList
     if base is None or not options.full_text:
         return None
     folder = IndexFolder(Path(options.indexes), base.name)
-    of_base = base.segments[0].folder if base.segments else base.version
-    return read_terms(folder.version(of_base), base, GIVEN)
+    return read_terms(folder.version(base.base), base, GIVEN)
 
 
 def _token_vectors(pair: Pair, options: IndexOptions) -> TokenVectorSpec | None:

@@ -15,6 +15,7 @@ from typing import Any
 from care.indexing import active_settings
 from care.live_encoder import LazyEncoder
 from care.options import IndexOptions
+from core.aliases import index_of
 from core.cli import run
 from core.encoders import Pair
 from core.errors import CareError, EmbeddingSpaceError
@@ -23,7 +24,7 @@ from core.locks import exclusive
 from core.manifest import IndexManifest
 from core.retries import RetryPolicy
 from core.scratch import temporary_folder
-from core.versions import list_indexes
+from core.versions import IndexFolder, list_indexes
 from core.writes import Write, Written
 from indexer.live.creation import create_index, delete_index
 from indexer.live.index import LiveIndex
@@ -150,7 +151,7 @@ class LiveIndexes:
 
         Args:
             name: Its name.
-            like: Name of the index whose settings it gets.
+            like: Name or alias of the index whose settings it gets.
             fields: Its first metadata fields.
 
         Returns:
@@ -160,6 +161,7 @@ class LiveIndexes:
         if self._settings.store != "faiss":
             message = "the service keeps vectors in Milvus: make the index with care index"
             raise CareError(message, code="no_segments")
+        like = index_of(IndexFolder(root, like))
         manifest, index = active_manifest(IndexWriter(root, like)), IndexWriter(root, name)
         # One after another, so that their number is exact.
         with writing_in(root), exclusive(root, "create", wait=CHANGE_WAIT):

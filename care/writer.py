@@ -287,7 +287,7 @@ class Writer:
             self._queues[index] = _Queue(open_index, rebuild, self._most_bytes, self._threads)
         self._queues.move_to_end(index)
         idle = [name for name, queue in self._queues.items() if not queue.committing]
-        for name in idle[: len(self._queues) - _MOST_OPEN]:
+        for name in idle[: max(0, len(self._queues) - _MOST_OPEN)]:
             if name != index:
                 del self._queues[name]
         return self._queues[index]

@@ -1,6 +1,8 @@
 """Errors that a user can fix: the message names the file, line or field; the code is stable."""
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -99,6 +101,16 @@ class TextRejectedError(EmbeddingServerError):
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message, position=position)
         self.position = position
+
+
+@contextmanager
+def required_packages(feature: str, hint: str) -> Iterator[None]:
+    """Turns a failed import into a ProviderError that names the package and how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        message = f"{feature} needs {error.name}, which is not installed: {hint}"
+        raise ProviderError(message, code="missing_package", package=error.name) from error
 
 
 def _json(value: Any) -> Any:

@@ -228,6 +228,11 @@ class IndexManifest(FrozenModel):
         return hashlib.sha256(facts.encode()).hexdigest()
 
     @property
+    def base(self) -> str:
+        """Name of the folder that has the first or only segment, and the term list."""
+        return self.segments[0].folder if self.segments else self.version
+
+    @property
     def rows(self) -> int:
         """Number of rows of all segments, with those deleted."""
         return sum(one.count for one in self.segments) or self.count

@@ -44,11 +44,11 @@ def verify_files(folder: Path, manifest: IndexManifest, known: Collection[Part] 
     for part in new:
         if not part.is_packed:
             files |= {part.folder / name: one for name, one in part.manifest.all_files.items()}
-    _compare(files)
+    compare_files(files)
     return parts
 
 
-def _compare(files: dict[Path, FileRecord]) -> None:
+def compare_files(files: dict[Path, FileRecord]) -> None:
     """Compares files with their sizes and checksums."""
     for path, record in files.items():
         if not path.is_file():

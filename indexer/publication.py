@@ -76,13 +76,16 @@ class IndexWriter(IndexFolder):
             yield
 
     @contextmanager
-    def building(self, command: str) -> Iterator[None]:
+    def building(self, command: str, wait: float | None = None) -> Iterator[None]:
         """Locks the index for one build or update in the block, and removes left-overs of others.
+
+        It waits for the lock up to `wait` seconds, by default `BUILD_WAIT`.
 
         Raises:
             CareError: `locked`, if another build or update runs.
         """
-        with exclusive(self.path, command, BUILD_LOCK, wait=BUILD_WAIT):
+        wait = BUILD_WAIT if wait is None else wait
+        with exclusive(self.path, command, BUILD_LOCK, wait=wait):
             self._remove_left_overs()
             yield
 

@@ -263,7 +263,7 @@ def _change_fusion(
     ):
         index.check_base(base.version)
         state = IndexState.open(index, base.version, stores=index.stores)
-        changed = Changed(BitMap(), base.corpus.update, fusion=fusion)
+        changed = Changed(BitMap(), fusion=fusion)
         manifest, dead = compose(state, version, changed)
         manifest = manifest.model_copy(
             update={"corpus": base.corpus, "libraries": library_versions()}

@@ -15,7 +15,7 @@ from starlette.types import Lifespan
 
 from core.breaker import Breaker
 from core.encoders import QueryEncoder
-from core.errors import IndexVersionError, PairError, ProviderError
+from core.errors import IndexVersionError, PairError, required_packages
 from core.versions import IndexFolder, read_manifest
 from models.encoders.onnx import OnnxEncoder
 from models.encoders.providers import ProviderOptions
@@ -52,7 +52,6 @@ ROUTERS = (
 )
 
 if TYPE_CHECKING:
-    from service.pipeline.chat_server import ChatServer
     from service.pipeline.redis_tier import RedisGuard
     from service.pipeline.rerank_server import RerankServer
 
@@ -225,7 +224,12 @@ def build_app(
 ) -> FastAPI:
     """Creates the application around a catalog, which it closes: its routes and middleware."""
     engine = catalog.default.engine
-    chat = make_chat_server(settings) if settings.chat_url else None
+    chat = None
+    if settings.chat_url:
+        with required_packages("CARE_CHAT_URL", "pip install 'care-retrieval[chat]'"):
+            from service.pipeline.chat_server import ChatServer
+        address, timeout = plain(settings.chat_url), settings.chat_timeout_ms / 1000
+        chat = ChatServer(address, settings.chat_model, plain(settings.chat_key), timeout)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -340,29 +344,10 @@ def make_reranker(settings: Settings, breaker: Breaker) -> "RerankServer":
         CareError: If the address or the key is not valid.
         ProviderError: If a required package is not installed.
     """
-    try:
+    with required_packages("CARE_RERANK_URL", "pip install 'care-retrieval[rerank]'"):
         from service.pipeline.rerank_server import RerankServer
-    except ModuleNotFoundError as error:
-        message = f"CARE_RERANK_URL needs {error.name}: pip install 'care-retrieval[rerank]'"
-        raise ProviderError(message, code="missing_package", package=error.name) from error
     url, key = plain(settings.rerank_url), plain(settings.rerank_key)
     timeout = settings.rerank_timeout_ms / 1000
     return RerankServer(
         url, settings.rerank_model, key, timeout, breaker, settings.rerank_truncate_tokens
     )
-
-
-def make_chat_server(settings: Settings) -> "ChatServer":
-    """Returns the client of the server of `CARE_CHAT_URL`, which is set.
-
-    Raises:
-        CareError: If the address or the key is not valid.
-        ProviderError: If a required package is not installed.
-    """
-    try:
-        from service.pipeline.chat_server import ChatServer
-    except ModuleNotFoundError as error:
-        message = f"CARE_CHAT_URL needs {error.name}: pip install 'care-retrieval[chat]'"
-        raise ProviderError(message, code="missing_package", package=error.name) from error
-    url, key = plain(settings.chat_url), plain(settings.chat_key)
-    return ChatServer(url, settings.chat_model, key, settings.chat_timeout_ms / 1000)

@@ -21,6 +21,7 @@ from care.cli import (
     evidence,
     export,
     index,
+    indexes,
     late_interaction,
     search,
     serve,
@@ -111,6 +112,7 @@ app.command("index", rich_help_panel=INDEXES)(index.index)
 app.command("update", rich_help_panel=INDEXES)(index.update)
 app.command("merge", rich_help_panel=INDEXES)(index.merge)
 app.add_typer(versions.app, name="versions", rich_help_panel=INDEXES)
+app.add_typer(indexes.app, name="indexes", rich_help_panel=INDEXES)
 app.add_typer(alias.app, name="alias", rich_help_panel=INDEXES)
 app.command("search", rich_help_panel=SEARCH)(search.search)
 app.command("demo", rich_help_panel=SEARCH)(demo.demo)

@@ -13,7 +13,7 @@ from core.manifest import FULL_TEXT, SEGMENT_FILE, TOKENS, IndexManifest, Update
 from core.versions import CHECKSUM, MANIFEST, Part, read_manifest
 from indexer.live.version import Carried, Changed, compose, publish
 from indexer.publication import WRITE, IndexWriter
-from indexer.state import IndexState, own_id
+from indexer.state import IndexState, contents, own_id
 from stores.segment import open_segment
 
 
@@ -95,20 +95,39 @@ def _written_since(index: IndexWriter, start: IndexState | None) -> IndexState |
 
 
 def _since(start: IndexState, now: IndexState) -> tuple[list[Carried], set[str], set[str]]:
-    """Returns the segments that were added, and the ids that were deleted and written since."""
+    """Returns the segments that were added, and the ids that were deleted and written since.
+
+    Documents that are as they were at the start, in a segment that joins others, were not written:
+    the added segments come without them.
+    """
     before = {part.key: dead for part, dead in _dead(start)}
     after = {part.key: dead for part, dead in _dead(now)}
     gone: set[str] = set()
     for (first, end), part in zip(start.rows.spans(), start.parts, strict=True):
         dead = after.get(part.key, BitMap(range(end - first))) - before[part.key]
         gone |= {own_id(start.documents[first + row]) for row in dead}
-    carried, new = [], set()
-    for entry, part in zip(now.entries, now.parts, strict=True):
-        if part.key not in before:
-            opened, dead = now.opened[part.key], after[part.key]
-            carried.append(Carried(entry, opened, dead))
-            new |= {own_id(one) for row, one in enumerate(opened.documents) if row not in dead}
-    return carried, gone, new
+    added = [
+        Carried(entry, now.opened[part.key], after[part.key])
+        for entry, part in zip(now.entries, now.parts, strict=True)
+        if part.key not in before
+    ]
+    new = {
+        own_id(document)
+        for one in added
+        for row, document in one.opened.documents.numbered()
+        if row not in one.dead
+    }
+    old, same = start.find(new), set()
+    for one in added:
+        reader = one.opened.documents
+        for id_, rows in reader.find_documents(list(old)).items():
+            if rows.start not in one.dead:
+                written = contents(reader[row] for row in rows)
+                if written == contents(start.chunks(old[id_])):
+                    one.dead.update(rows)
+                    same.add(id_)
+    carried = [one for one in added if len(one.dead) < one.entry.count]
+    return carried, gone - same, new - same
 
 
 def _dead(state: IndexState) -> Iterator[tuple[Part, BitMap]]:

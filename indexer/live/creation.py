@@ -1,6 +1,7 @@
 """Creates an index without documents, which takes writes, and deletes an index."""
 
 import hashlib
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from core.manifest import (
     FULL_TEXT,
     SCHEMA_VERSION,
     SEGMENT_FILE,
+    TERMS,
     TOKENS,
     CorpusRecord,
     IndexManifest,
@@ -25,6 +27,7 @@ from core.manifest import (
 )
 from core.provenance import library_versions
 from core.types import Document
+from core.verification import compare_files
 from core.versions import manifest_text, read_manifest
 from indexer.encoding import check_encoded
 from indexer.limits import max_text_chars
@@ -53,8 +56,7 @@ def create_index(
 
     Args:
         index: Its folder.
-        like: A version of the index whose chunking, components and weights it gets. A list of
-            terms is not copied.
+        like: A version of the index whose chunking, components, weights and term list it gets.
         encoder: Its document encoder, of the embedding space of that version.
         fields: Metadata fields that filters may have before a document has them.
 
@@ -87,6 +89,11 @@ def create_index(
             ]
             tokens = encoding.token_vectors if TOKENS in like.components else None
             facts = write_files(folder, like, rows, [encoding.vectors], tokens)
+            if terms := like.components.get(TERMS):
+                of_like = index.root / like.name / like.base
+                compare_files({of_like / name: one for name, one in terms.files.items()})
+                shutil.copytree(of_like / TERMS, folder / TERMS)
+                facts = facts.model_copy(update={"components": facts.components | {TERMS: terms}})
             base = like.model_copy(
                 update={name: getattr(facts, name) for name in type(facts).model_fields}
                 | {

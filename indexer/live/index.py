@@ -14,6 +14,7 @@ from pyroaring import BitMap
 from core.encoders import Encoder, Encoding
 from core.errors import CareError, PairError, ProviderError
 from core.files import writing_in
+from core.locks import lock_holder
 from core.manifest import TOKENS, IndexManifest, UpdateRecord
 from core.text import document_text
 from core.types import Document, FloatArray
@@ -22,11 +23,11 @@ from core.writes import Write, Written
 from indexer.chunking import Chunker
 from indexer.encoding import check_encoded
 from indexer.failures import ENCODING_ERRORS, FailureIsolator, IsolationResult
-from indexer.live.joining import join, segments_to_join
+from indexer.live.joining import Joined, join, segments_to_join, write_joined
 from indexer.live.requests import Parsed, Requests, parse
 from indexer.live.segment import NewSegment, write_segment
 from indexer.live.version import Changed, compose, publish
-from indexer.publication import LIVE_KEY, WRITE, IndexWriter, is_live
+from indexer.publication import BUILD_LOCK, LIVE_KEY, WRITE, IndexWriter, is_live
 from indexer.state import IndexState, check_encoder, check_store
 from indexer.versions import hide_unused, retire, segment_folders
 
@@ -34,6 +35,8 @@ from indexer.versions import hide_unused, retire, segment_folders
 KEPT, MOST_KEPT = timedelta(hours=1), 1_000
 # With more new or deleted rows than this share of the base, and than these, the base is built anew.
 MOST_CHANGED, LEAST_CHANGED = 0.2, 4_096
+# Rows of segments that are joined while a build runs, so that the lock for changes is held briefly.
+MOST_JOINED = 511
 _BATCH = 32
 
 
@@ -154,35 +157,54 @@ class LiveIndex:
         """Joins small segments, if there are many, and deletes old versions of writes.
 
         It is called when no write waits; it takes moments, and writes can be committed meanwhile by
-        another process.
+        another process. While a build, update or merge runs, which can need what is deleted here,
+        only segments of at most `MOST_JOINED` rows are joined, as a write that replaces them.
 
         Returns:
             Whether a version with fewer segments is active now.
 
         Raises:
-            CareError: `locked`, if a build, update or merge runs.
+            CareError: `locked`, if another process holds the lock for changes all the time.
         """
         index = self._index
-        with writing_in(index.path), index.building("merge"):
-            state = self._refresh()
-            places = segments_to_join(state.entries)
-            joined = join(index, state, places) if places else None
+        with writing_in(index.path):
+            try:
+                with index.building("merge", wait=0.0):
+                    state = self._refresh()
+                    places = segments_to_join(state.entries)
+                    joined = join(index, state, places) if places else None
+                    with index.changing("merge"):
+                        merged = self._publish_joined(joined)
+                        self._retire()
+                    index.remove_deleted()
+                    return merged
+            except CareError as error:
+                if error.code != "locked":
+                    raise
             with index.changing("merge"):
-                now, merged = self._refresh(), False
-                if joined and joined.is_of(now):
-                    started = time.perf_counter()
-                    key = LIVE_KEY + hashlib.sha256(now.manifest.version.encode()).hexdigest()
-                    with index.new_version(key, WRITE) as (version, folder):
-                        changed = Changed(BitMap(), now.manifest.corpus.update, joined=joined)
-                        self._publish(now, version, folder, changed, started)
-                    merged = True
-                self._retire()
-            index.remove_deleted()
-        return merged
+                return self._publish_joined()
+
+    def _publish_joined(self, joined: Joined | None = None) -> bool:
+        """Publishes a version with joined segments, if the active one has all that were joined.
+
+        By default small ones are joined in it. The index is locked for changes.
+        """
+        state, started = self._refresh(), time.perf_counter()
+        places = [] if joined else segments_to_join(state.entries, MOST_JOINED)
+        if not (places or (joined and joined.is_of(state))):
+            return False
+        key = LIVE_KEY + hashlib.sha256(state.manifest.version.encode()).hexdigest()
+        with self._index.new_version(key, WRITE) as (version, folder):
+            joined = joined or write_joined(state, places, version, folder)
+            changed = Changed(BitMap(), joined=joined)
+            self._publish(state, version, folder, changed, started)
+        return True
 
     @property
     def is_large(self) -> bool:
-        """Whether so much is new or deleted that the base is to be built anew, and it can be."""
+        """Whether so much is new or deleted that the base is to be built anew, and now can be."""
+        if lock_holder(self._index.path / BUILD_LOCK):
+            return False
         state = self._refresh()
         base, *others = state.entries
         changed = sum(one.count - one.deleted for one in others) + len(state.deleted)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from pyroaring import BitMap
@@ -49,15 +50,17 @@ class Joined:
         return dead
 
 
-def segments_to_join(entries: Sequence[SegmentEntry]) -> list[int]:
+def segments_to_join(entries: Sequence[SegmentEntry], most: float = math.inf) -> list[int]:
     """Returns the places of segments to join: eight or more of about the same number of rows.
 
     A document is thus written again only when the segment that it is in grows by eight times.
+    Segments of more than `most` rows are left as they are.
     """
     tiers: dict[int, list[int]] = {}
     for place, entry in enumerate(entries[1:], start=1):
         live = max(1, entry.count - entry.deleted)
-        tiers.setdefault(int(math.log(live + 0.5, TIER)), []).append(place)
+        if live <= most:
+            tiers.setdefault(int(math.log(live + 0.5, TIER)), []).append(place)
     return next((places for _, places in sorted(tiers.items()) if len(places) >= TIER), [])
 
 
@@ -69,6 +72,18 @@ def join(index: IndexWriter, state: IndexState, places: Sequence[int]) -> Joined
     Returns:
         The new segment, or None if no document is left in the others.
     """
+    with index.new_version("joined") as (version, folder):
+        if joined := write_joined(state, places, version, folder):
+            sync_folder(folder)
+            folder.rename(index.version(version))
+            sync(index.path)
+        return joined
+
+
+def write_joined(
+    state: IndexState, places: Sequence[int], version: str, folder: Path
+) -> Joined | None:
+    """Does so in the hidden folder of a new version, which the segment is then part of."""
     spans = list(state.rows.spans())
     sources: dict[str, RowArray] = {}
     rows = []
@@ -80,18 +95,14 @@ def join(index: IndexWriter, state: IndexState, places: Sequence[int]) -> Joined
     taken = np.concatenate(rows)
     if not len(taken):
         return None
-    with index.new_version("joined") as (version, folder):
-        written = write_segment(
-            folder,
-            state.manifest,
-            (state.documents[row] for row in taken.tolist()),
-            _vectors(state, taken),
-            map(state.tokens, taken.tolist()) if TOKENS in state.manifest.components else None,
-        )
-        segment = NewSegment.of(folder, version, written, state.manifest)
-        sync_folder(folder)
-        folder.rename(index.version(version))
-        sync(index.path)
+    written = write_segment(
+        folder,
+        state.manifest,
+        (state.documents[row] for row in taken.tolist()),
+        _vectors(state, taken),
+        map(state.tokens, taken.tolist()) if TOKENS in state.manifest.components else None,
+    )
+    segment = NewSegment.of(folder, version, written, state.manifest)
     entry = SegmentEntry(folder=version, sha256=segment.sha256, count=segment.count)
     return Joined(sources, entry, segment)
 

@@ -48,7 +48,7 @@ class Changed:
 
     Attributes:
         removed: Rows of the version before that the new one has no more.
-        record: Numbers of documents.
+        record: Numbers of documents; None if they stay.
         segment: The new documents, if there are any.
         joined: Segments that another one replaces.
         carried: Segments of other versions.
@@ -58,7 +58,7 @@ class Changed:
     """
 
     removed: BitMap
-    record: UpdateRecord | None
+    record: UpdateRecord | None = None
     segment: NewSegment | None = None
     joined: Joined | None = None
     carried: Sequence[Carried] = ()
@@ -155,7 +155,7 @@ def _corpus(
         "rejected": 0,
         "truncated": 0,
         "tokens": 0,
-        "update": record,
+        "update": record or old.update,
         "chunks": None if state.manifest.chunking is None else count,
     }
     return old.model_copy(update=known | dict(changed.corpus or {}))

@@ -11,7 +11,7 @@ from huggingface_hub import snapshot_download
 from transformers import AutoTokenizer
 
 from core.encoders import EncoderSpec, Encoding
-from core.errors import CareError, PairError, ProviderError
+from core.errors import CareError, PairError, required_packages
 from core.types import FloatArray
 from models.encoders.tokenizer import TextTokenizer, Tokens, make_encoding
 
@@ -87,11 +87,8 @@ def download(
 
 def _download_from_modelscope(model: str, field: str, patterns: list[str] | None) -> Path:
     """Downloads the newest files of a model: ModelScope has no commits of the other hub."""
-    try:
+    with required_packages("CARE_HUB=modelscope", "pip install 'modelscope>=1.38,<2'"):
         from modelscope import snapshot_download as download
-    except ModuleNotFoundError as error:
-        message = f"CARE_HUB=modelscope needs {error.name}: pip install 'modelscope>=1.38,<2'"
-        raise ProviderError(message, code="missing_package", package=error.name) from error
     try:
         if not _MODEL.fullmatch(model):
             raise ValueError("not OWNER/NAME")

@@ -3,8 +3,7 @@
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import get_args
 
 from core.choices import Backend, Dtype
 from core.encoders import Encoder, EncoderSpec, OffsetTokenizer, Pair, TokenVectorSpec
-from core.errors import CareError, PairError, ProviderError
+from core.errors import CareError, PairError, ProviderError, required_packages
 from core.machine import available_cpus, cpu_flags
 from core.retries import RetryPolicy
 from models.encoders.onnx import OnnxEncoder, OnnxTokenEncoder
@@ -119,7 +118,7 @@ def load_encoder(
     """
     if spec.format == "onnx":
         return OnnxEncoder(spec, folder, threads or available_cpus())
-    with _required_packages("a checkpoint", _TRAINING):
+    with required_packages("a checkpoint", _TRAINING):
         from models.encoders.transformers import TransformersEncoder
     return TransformersEncoder(spec, folder, device=device, dtype=dtype)
 
@@ -144,7 +143,7 @@ def document_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
         )
         raise PairError(message, code="backend_mismatch", backend=backend, format=spec.format)
     if backend == "openvino":
-        with _required_packages("--backend openvino", "pip install 'care-retrieval[openvino]'"):
+        with required_packages("--backend openvino", "pip install 'care-retrieval[openvino]'"):
             # Otherwise the import of OpenVINO sends a usage event over the network.
             sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
             from models.encoders.openvino import OpenVinoEncoder
@@ -154,7 +153,7 @@ def document_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
         return OnnxTokenEncoder(spec, pair.folder, options.threads or available_cpus(), stored)
     if backend != "vllm":
         return load_encoder(spec, pair.folder, options.threads, dtype=options.dtype)
-    with _required_packages("vLLM", "pip install vllm"):
+    with required_packages("vLLM", "pip install vllm"):
         from models.encoders.vllm import VllmEncoder
     return VllmEncoder(
         spec,
@@ -207,7 +206,7 @@ def sentence_model(name: str) -> Pair:
         PairError: If it cannot be read; see `models.encoders.sentence_models`.
         ProviderError: If a required package is not installed.
     """
-    with _required_packages("a sentence-transformers model", _TRAINING):
+    with required_packages("a sentence-transformers model", _TRAINING):
         from models.encoders import sentence_models
     return sentence_models.sentence_model(name)
 
@@ -227,7 +226,7 @@ def _server_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
     if not options.base_url:
         message = "--backend openai requires --base-url, the address of the server"
         raise CareError(message, code="missing_base_url")
-    with _required_packages("--backend openai", "pip install 'care-retrieval[openai]'"):
+    with required_packages("--backend openai", "pip install 'care-retrieval[openai]'"):
         from models.encoders.openai import OpenAIEncoder
     return OpenAIEncoder(
         pair.document,
@@ -247,16 +246,6 @@ def _tokenizer(pair: Pair) -> OffsetTokenizer:
     spec = pair.document
     if spec.format == "onnx":
         return file_tokenizer(spec, pair.folder)
-    with _required_packages("a checkpoint's tokenizer", _TRAINING):
+    with required_packages("a checkpoint's tokenizer", _TRAINING):
         from models.encoders.checkpoints import checkpoint_folder, checkpoint_tokenizer
     return checkpoint_tokenizer(spec, checkpoint_folder(spec, pair.folder, tokenizer_only=True))
-
-
-@contextmanager
-def _required_packages(feature: str, hint: str) -> Iterator[None]:
-    """Turns a failed import into an error that names the package and how to install it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        message = f"{feature} needs {error.name}, which is not installed: {hint}"
-        raise ProviderError(message, code="missing_package", package=error.name) from error

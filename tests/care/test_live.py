@@ -9,12 +9,13 @@ from pydantic import SecretStr
 
 from care.live import LiveIndexes
 from core.errors import CareError, EmbeddingSpaceError
+from core.locks import exclusive
 from core.service_process import free_port
 from core.text import document_text
 from core.versions import IndexFolder, read_manifest
 from core.writes import Write, Written
 from indexer.live import index as live_index
-from indexer.publication import IndexWriter, is_live
+from indexer.publication import BUILD_LOCK, IndexWriter, is_live
 from indexer.state import IndexState
 from service.settings import Settings
 from tests.conftest import Builder, make_records
@@ -84,6 +85,8 @@ def test_a_base_is_built_anew_and_deleted_like_a_write(
     monkeypatch.setattr(live_index, "LEAST_CHANGED", 1)
     monkeypatch.setattr(live_index, "MOST_CHANGED", 1 / 60)
     assert live.is_large
+    with exclusive(index.path, "build", BUILD_LOCK):
+        assert not live.is_large
     before = {one.id for one in IndexState.open(index, index.active()).documents}
     rebuilt = indexes.rebuild("test")
     assert rebuilt and rebuilt.version == index.active() and is_live(rebuilt.version)

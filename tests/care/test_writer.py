@@ -130,6 +130,28 @@ def test_a_writer_that_ends_waits_for_no_base(monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(use())
 
 
+def test_the_indexes_that_were_written_last_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_MOST_OPEN", 4)
+    opened: list[str] = []
+
+    class Small(LargeIndex):
+        is_large = False
+
+    class Noting(Indexes):
+        def open(self, name: str) -> LargeIndex:
+            opened.append(name)
+            return Small()
+
+    async def use() -> None:
+        own = writer.Writer(Noting(), 1 << 20)
+        for name in "abcdabcdeea":
+            await own._queue(name).add(Write(name), 1)
+            await asyncio.gather(*(q.committing for q in own._queues.values() if q.committing))
+
+    asyncio.run(use())
+    assert "".join(opened) == "abcdea"
+
+
 def test_why_an_encoder_fails_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(LargeIndex):
         is_large = False

@@ -32,7 +32,8 @@ def closed_url(indexes: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """The address of a service that requires API keys, over a copy that requests may change."""
     own = Path(shutil.copytree(indexes, tmp_path_factory.mktemp("contract") / "indexes"))
     keys = f"{ADMIN_KEY},{SEARCH_KEY}"
-    with running_service(own, "sample", API_KEYS=keys) as service:
+    # A busy machine may need more than the default deadline, after which the status is 504.
+    with running_service(own, "sample", API_KEYS=keys, TIMEOUT_MS="60000") as service:
         yield service.url
 
 

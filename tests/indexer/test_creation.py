@@ -10,13 +10,14 @@ from core.aliases import remove_alias, set_alias
 from core.errors import CareError, CorpusError, IndexVersionError
 from core.files import sync
 from core.locks import exclusive
-from core.manifest import FULL_TEXT, Chunking, IndexManifest
+from core.manifest import FULL_TEXT, TERMS, Chunking, IndexManifest
+from core.terms import TermList
 from core.versions import IndexFolder, list_indexes, read_manifest
 from core.writes import Write, Written
 from indexer.live.creation import create_index, delete_index
 from indexer.live.index import LiveIndex
 from indexer.publication import BUILD_LOCK, IndexWriter, verify_version
-from indexer.update import merge
+from indexer.update import active_manifest, merge
 from indexer.versions import prune
 from search.snapshot import load_index
 from tests.conftest import Builder, make_records
@@ -70,6 +71,29 @@ def test_an_index_without_documents_is_whole_and_takes_writes(
     assert ids(new) == ["d0000", "d0001", "d0002"]
 
 
+def test_queries_are_expanded_as_in_the_other_index(
+    build_version: Builder, new: IndexWriter
+) -> None:
+    words = TermList({"拉肚子": ("腹泻",), "心口": ("胃脘",)})
+    own = {"_id": "own", "text": "心口不适"}  # uses the second word as patients do
+    like = build_version([*make_records(20), own], terms=words)
+    create_index(new, like, ENCODER)
+    put(new, {"_id": "a", "text": "腹泻"}, {"_id": "b", "text": "胃脘"})
+    copy = IndexWriter(new.root, "copy")  # of one with segments
+    create_index(copy, active_manifest(new), ENCODER)
+    put(copy, {"_id": "a", "text": "腹泻"}, {"_id": "b", "text": "胃脘"})
+    for index in (new, copy):
+        manifest = verify_version(index.version(index.active()))
+        assert manifest.components[TERMS] == like.components[TERMS]
+        text = load_index(index, BigramEncoder()).segment.full_text
+        assert text
+        assert [len(text.search(query, 5)[1]) for query in words.terms] == [1, 0]
+    (new.version(active_manifest(new).base) / TERMS / "used.tsv").write_text("x")
+    with raises(IndexVersionError, "wrong_size"):
+        create_index(IndexWriter(new.root, "other"), active_manifest(new), ENCODER)
+    assert list_indexes(new.root) == ["copy", "new", "test"]
+
+
 def test_settings_are_those_of_the_other_index(build_version: Builder, new: IndexWriter) -> None:
     chunking = Chunking(tokens=30, overlap=5)
     like = build_version(make_records(20), full_text=False, chunking=chunking)
@@ -105,7 +129,10 @@ def test_a_field_that_no_document_can_have_is_refused(
     assert not new.path.exists()
 
 
-def test_of_several_that_create_an_index_one_does(like: IndexManifest, new: IndexWriter) -> None:
+def test_of_several_that_create_an_index_one_does(
+    like: IndexManifest, new: IndexWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("indexer.publication.BUILD_WAIT", 30.0)  # a busy machine takes long
     made: list[bool] = []
 
     def create() -> None:

@@ -381,18 +381,22 @@ def test_a_commit_costs_as_the_change(
 
 
 class WritingEncoder(BigramEncoder):
-    """Commits writes when it is first used."""
+    """Commits writes when it is first used, and then joins segments so many times."""
 
-    def __init__(self, index: IndexWriter, *writes: Write) -> None:
+    def __init__(self, index: IndexWriter, *writes: Write, joins: int = 0) -> None:
         super().__init__("query")
         self._live: LiveIndex | None = LiveIndex(index, BigramEncoder("document"))
         self._writes = writes
+        self._joins = joins
 
     def encode(self, texts: Any) -> Any:
         if live := self._live:
             self._live = None
             results = live.commit(self._writes)
             assert all(isinstance(each, Written) for each in results)
+            for _ in range(self._joins):
+                assert live.merge()
+            assert not self._joins or not live.merge()
         return super().encode(texts)
 
 
@@ -400,10 +404,18 @@ ADDED = {"_id": "added", "text": "新增", "metadata": {"only": "here"}}
 CHANGED = BASE[5] | {"text": "改了"}
 
 
+@pytest.mark.parametrize("joins", [0, 1])
 @pytest.mark.parametrize("command", ["build", "update", "rewrite", "merge"])
 def test_what_was_written_during_a_command_stays(
-    live: LiveIndex, index: IndexWriter, tmp_path: Path, command: str
+    live: LiveIndex,
+    index: IndexWriter,
+    tmp_path: Path,
+    command: str,
+    joins: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if joins:
+        monkeypatch.setattr("indexer.live.joining.TIER", 2)
     one(live, put=({"_id": "before", "text": "以前"}, BASE[9] | {"text": "一"}), delete=("d0002",))
     one(live, put=({"_id": "short", "text": "短"},))
     records = {record["_id"]: record for record in [*BASE, ADDED, CHANGED]}
@@ -414,6 +426,7 @@ def test_what_was_written_during_a_command_stays(
         write(put=(ADDED, CHANGED), delete=("d0007", "short")),
         write(delete=("d0011", "d0010")),
         write(put=(BASE[10],)),
+        joins=joins,
     )
     other = {"_id": "other", "text": "另外"}
     corpus = write_jsonl(tmp_path / "new.jsonl", [other, BASE[3] | {"text": "三"}])
@@ -443,6 +456,22 @@ def test_what_was_written_during_a_command_stays(
     assert content(index) == expected(records)
 
 
+def test_documents_of_several_chunks_are_joined_during_a_build(
+    build_version: Builder, index: IndexWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("indexer.live.joining.TIER", 2)
+    chunking = Chunking(tokens=30, overlap=5)
+    build_version(BASE, chunking=chunking)
+    old, new = ({"_id": id_, "text": f"{id_}号患者要少吃盐。" * 20} for id_ in ("old", "new"))
+    one(LiveIndex(index, BigramEncoder("document")), put=(old,))
+    encoder = WritingEncoder(index, write(put=(new,)), joins=1)
+    corpus = write_jsonl(tmp_path / "whole.jsonl", BASE)
+    build(build_options(tmp_path, corpus, chunking=chunking), BigramEncoder("document"), encoder)
+    found = {one.parent for one in opened(index).documents}
+    assert found == {record["_id"] for record in [*BASE, new]}
+    assert active(index).corpus.documents == len(found)
+
+
 def test_a_build_of_another_encoder_does_not_lose_what_was_written(
     live: LiveIndex, index: IndexWriter, tmp_path: Path
 ) -> None:
@@ -452,6 +481,16 @@ def test_a_build_of_another_encoder_does_not_lose_what_was_written(
     with raises(IndexVersionError, "written_meanwhile"):
         build(options, BigramEncoder("document"), encoder)
     assert "added" in content(index)
+
+
+def test_joining_after_most_documents_were_deleted(live: LiveIndex, index: IndexWriter) -> None:
+    for number in range(8):
+        one(live, put=({"_id": f"n{number}", "text": f"文字{number}"},))
+    one(live, delete=tuple(record["_id"] for record in BASE))
+    assert live.merge()
+    assert active(index).corpus.documents == 8
+    assert one(live, delete=("n0",)).deleted == 1
+    assert len(content(index)) == active(index).corpus.documents == 7
 
 
 @pytest.mark.parametrize("factory", ["Flat", "HNSW8"])
@@ -466,6 +505,7 @@ def test_versions_of_live_writes_are_kept_an_hour_and_a_rollback_skips_them(
     assert live.merge()
     assert not live.merge()
     assert [entry.count for entry in active(index).segments] == [60, 10]
+    assert active(index).corpus.documents == 70
     assert content(index) == before
     assert len(index.versions()) == 12
     monkeypatch.setattr("indexer.live.index.MOST_KEPT", 3)

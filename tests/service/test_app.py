@@ -1,12 +1,14 @@
 """Errors that `create_app` reports before it loads a model."""
 
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
-from core.errors import CareError, EmbeddingSpaceError, PairError
+from core.errors import CareError, EmbeddingSpaceError, PairError, ProviderError
 from core.manifest import IndexManifest
 from models.encoders.providers import ProviderOptions
 from models.pairs import load_pair, write_pair
@@ -52,6 +54,18 @@ def test_a_pair_that_is_not_exported_is_reported(
     write_pair(pair.model_copy(update=sides), path)
     with raises(PairError, "pair_not_exported", pair=path):
         create_app(settings.model_copy(update={"pair": str(path)}))
+
+
+@pytest.mark.parametrize("server", ["chat", "rerank"])
+def test_a_missing_package_of_a_server_is_named_with_the_command_that_installs_it(
+    settings: Settings, manifest: IndexManifest, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, f"service.pipeline.{server}_server", raising=False)
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    changes = {f"{server}_url": SecretStr("http://host"), "chat_model": "m"}
+    with raises(ProviderError, "missing_package", package="httpx2") as caught:
+        create_app(settings.model_copy(update=changes), BigramEncoder())
+    assert f"care-retrieval[{server}]" in str(caught.value)
 
 
 @pytest.mark.parametrize(
