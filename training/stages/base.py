@@ -187,6 +187,9 @@ class TrainingStage(Stage):
     gradient_checkpointing: bool = False  # whether layers recompute activations
     dropout: float | None = Field(None, ge=0, lt=1)  # None keeps the checkpoint's
     group_by_length: bool = True  # whether a batch holds texts of similar length
+    # Share of the trained weights in the result; the rest are those from before the stage (WiSE-FT,
+    # arXiv 2109.01903). Less than 1 keeps more of what the encoder could do before.
+    interpolation: float = Field(1.0, gt=0, le=1)
     checkpoint_every: Positive = 500  # steps
     log_every: Positive = 10  # steps
     # Whether weights, gradients and the optimizer's state are sharded over processes (FSDP2).

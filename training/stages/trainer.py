@@ -53,6 +53,11 @@ class StageTrainer(Trainer):
         collate: Callable[[Sequence[Item]], Batch],
         measure: Callable[[], dict[str, float]] | None,
     ) -> None:
+        self._before = {
+            name: value.detach().clone()
+            for name, value in objective.named_parameters()
+            if value.requires_grad and stage.interpolation < 1
+        }
         # This version of transformers reads the folder from the environment only.
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "tensorboard")
         self._stage = stage
@@ -97,8 +102,12 @@ class StageTrainer(Trainer):
         if len(set(gather(_digest(self._objective)))) > 1:
             reason = "processes hold different weights: use the same data and versions everywhere"
             raise self._stage.error("", reason, "weights_differ")
+        with torch.no_grad():
+            for name, value in self._objective.named_parameters():
+                if name in self._before:
+                    value.lerp_(self._before[name], 1 - self._stage.interpolation)
         steps = [entry["step"] for entry in self.state.log_history if "dev_nDCG@10" in entry]
-        if self._measure and self.state.global_step not in steps:
+        if self._measure and (self._before or self.state.global_step not in steps):
             self.evaluate()
 
     def _not_finite(self, reason: str, step: int) -> TrainingError:

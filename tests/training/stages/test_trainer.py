@@ -157,6 +157,28 @@ def test_each_side_is_trained_at_its_learning_rate_also_after_an_interruption(
         assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_interpolated_weights_lie_between_those_before_and_after_also_after_an_interruption(
+    base: dict[str, Any],
+    run_recipe: RunRecipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = joint(train=["query"], epochs=4, checkpoint_every=2)
+    base["stages"] = [stage]
+    trained = pair_of(run_recipe(base, out="trained"))
+    base["stages"] = [stage | {"interpolation": 0.75}]
+    with interrupted_at_checkpoint(monkeypatch):
+        run_recipe(base, out="interrupted")
+    before = weights(Path(base["query"]["start"]))
+    after = weights(trained.folder / trained.query.weights)
+    assert any(not torch.equal(before[name], after[name]) for name in after)
+    for out in BOTH:
+        made = pair_of(run_recipe(base, out=out))
+        for name, value in weights(made.folder / made.query.weights).items():
+            expected = 0.25 * before[name] + 0.75 * after[name]
+            torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("stage", "rates"),
     [
