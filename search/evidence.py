@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.analysis import terms
+from core.files import atomic, writing_in
 from core.sentences import Span, sentences
 from core.types import Evidence
 
@@ -94,8 +95,8 @@ class Model(NamedTuple):
     def write(self, path: Path) -> None:
         """Writes the model; equal models make equal files."""
         limits = np.array([self.known, self.certain])
-        with path.open("wb") as file:
-            grams = self.grams.astype(np.float16)
+        grams = self.grams.astype(np.float16)
+        with writing_in(path.parent), atomic(path) as new, new.open("wb") as file:
             np.savez_compressed(file, measures=self.measures, grams=grams, limits=limits)
 
     def choose(self, found: Sentences) -> tuple[int, float]:
