@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from pydantic import ValidationError
+
 
 class CareError(Exception):
     """Base class of all errors whose message is shown to the user.
@@ -122,6 +124,13 @@ def _json(value: Any) -> Any:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """Returns the type and the traceback of an error as fields of a log line."""
+    """Returns the type and the traceback of an error as fields of a log line.
+
+    Of values that a model refused it also says which and why; the values can be private.
+    """
     place = "".join(traceback.format_tb(error.__traceback__))
-    return {"error": type(error).__name__, "traceback": place}
+    fields = {"error": type(error).__name__, "traceback": place}
+    if isinstance(error, ValidationError):  # without the values
+        wrong = (f"{'.'.join(map(str, one['loc']))} {one['type']}" for one in error.errors())
+        fields["reason"] = "; ".join(wrong)
+    return fields

@@ -83,12 +83,11 @@ def write_full_text(
     for path in target.glob(".*"):  # locks, and the list of files that a writer needs
         path.unlink()
     _rename_segments(target)
-    for path in target.iterdir():
+    files = {}
+    for path in sorted(target.glob("[!.]*")):
         path.chmod(0o644)
-    files = {
-        f"{FULL_TEXT}/{path.name}": FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
-        for path in sorted(target.iterdir())
-    }
+        record = FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
+        files[f"{FULL_TEXT}/{path.name}"] = record
     return Component(format=FORMAT, files=files, settings={_NAMES: True, _VALUES: _HASHES})
 
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from care_client.errors import CareClientError
 from care_client.models import FieldError
-from core.errors import CareError
+from core.errors import CareError, describe
+from core.manifest import FileRecord
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "clients" / "python"
@@ -94,3 +96,12 @@ def test_an_error_of_a_worker_does_not_break_its_pool() -> None:
             with pytest.raises(kind) as caught:
                 pool.submit(fail, kind).result()
             assert vars(caught.value) | {"__notes__": []} == vars(made(kind)) | {"__notes__": []}
+
+
+def test_a_log_line_says_which_value_a_model_refused_and_not_the_value() -> None:
+    secret = int("-815")
+    with pytest.raises(ValidationError) as caught:
+        FileRecord(bytes=secret, sha256="")
+    fields = describe(caught.value)
+    assert fields["reason"] == "bytes greater_than_equal"
+    assert str(secret) in str(caught.value) and str(secret) not in str(fields)

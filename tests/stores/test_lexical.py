@@ -15,6 +15,7 @@ from core.manifest import FULL_TEXT, IndexManifest
 from core.text import document_text
 from core.types import Document
 from core.versions import IndexFolder, read_manifest
+from stores import lexical
 from stores.lexical import LexicalIndex, open_full_text
 from tests.conftest import Builder, make_records
 from tests.core.test_analysis import SPELLINGS, folded
@@ -156,6 +157,20 @@ def test_a_version_can_be_read_where_nothing_can_be_written(folder: Path) -> Non
 def test_equal_documents_have_equal_files(build_version: Builder) -> None:
     first, second = (build_version(make_records(30)).components[FULL_TEXT] for _ in range(2))
     assert first == second
+
+
+def test_a_temporary_file_of_a_late_thread_is_no_part_of_a_version(
+    build_version: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = lexical._rename_segments
+
+    def rename_late(target: Path) -> None:
+        rename(target)
+        (target / ".tmpA1b2C3").touch()
+
+    monkeypatch.setattr(lexical, "_rename_segments", rename_late)
+    files = build_version(make_records(3)).components[FULL_TEXT].files
+    assert files and not any("/." in name for name in files)
 
 
 def test_a_version_without_full_text_has_none(build_version: Builder, tmp_path: Path) -> None:
