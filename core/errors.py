@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import ValidationError
-
 
 class CareError(Exception):
     """Base class of all errors whose message is shown to the user.
@@ -128,6 +126,8 @@ def describe(error: BaseException) -> dict[str, Any]:
 
     Of values that a model refused it also says which and why; the values can be private.
     """
+    from pydantic import ValidationError  # commands start faster without it
+
     place = "".join(traceback.format_tb(error.__traceback__))
     fields = {"error": type(error).__name__, "traceback": place}
     if isinstance(error, ValidationError):  # without the values
