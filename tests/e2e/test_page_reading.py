@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.e2e.browsing import (
     QUESTION,
@@ -455,6 +455,23 @@ def test_an_answer_is_offered_and_cites_the_hits(page: Page) -> None:
     expect(box.locator(".citation")).to_have_count(0)
     page.get_by_role("button", name="写出回答").click()
     expect(page.locator("#answer-status")).to_contain_text("没有这个问题的答案")
+
+
+def test_a_first_search_waits_for_the_index_but_not_for_ever(page: Page) -> None:
+    held: list[Route] = []
+    page.route("**/index", lambda route: held.append(route))
+    page.reload()
+    with page.expect_request("**/search") as sent:
+        ask(page, QUESTION)
+        expect(page.locator("body")).to_have_class("asked")
+        held.pop().continue_()
+    assert body_of(sent.value)["mode"] == "hybrid"  # which only the index tells
+    page.reload()
+    with page.expect_request("**/search") as sent:
+        ask(page, "发热")
+    assert "mode" not in body_of(sent.value)
+    expect(page.locator(HITS)).to_have_count(10)
+    assert held  # still without an answer
 
 
 def test_without_a_language_model_no_answer_is_offered(page: Page) -> None:

@@ -21,6 +21,7 @@ const MOST_HITS = 100;
 const CITED = 5; // hits that an answer is written from
 const TIMEOUT_MS = 30_000;
 const LOADING_DELAY_MS = 150;
+const INDEX_WAIT_MS = 3_000; // a first search waits so long for what the service says of its index
 const NEAR_LIMIT = 0.8; // of the longest question, from where on the page counts what is left
 
 const EXAMPLES = [
@@ -44,6 +45,7 @@ let lastQuery = null; // the last query sent, for retries and changed filters
 let last = null; // the search on screen, with its answers
 let offered = null; // the search whose answer is offered
 let link = null; // what a link or the history asks for, until the index is known
+let loading = null; // the reading of the indexes, while it runs
 let knownVersion = null;
 let knownIndex = {};
 let thresholds = {}; // of the answerable score, by mode
@@ -92,6 +94,10 @@ async function search(query, top_k = TOP_K) {
     TIMEOUT_MS,
   );
 
+  if (loading) { // its modes, filters and thresholds count from the first search on
+    await Promise.race([loading, new Promise((done) => setTimeout(done, INDEX_WAIT_MS))]);
+    if (current !== controller) return false; // a newer search has started
+  }
   const asked = {
     query, top_k, ...chosenOptions(), filter: selectedFilter(), index: chosenIndex(),
   };
@@ -192,7 +198,12 @@ function useKey(key) {
 // Reads the index if it is not known yet, does what a link or the history asks for, and searches if
 // there is a query.
 async function begin(query) {
-  if (knownVersion === null) await loadIndexes();
+  if (knownVersion === null) {
+    loading ??= loadIndexes().finally(() => {
+      loading = null;
+    });
+    await loading;
+  }
   if (link && knownVersion !== null) {
     if (chooseIndex(link.index)) await loadIndex();
     chooseOptions(link);
