@@ -92,21 +92,32 @@ class TermList:
             }
         )
 
+    def split(self, text: str) -> list[tuple[str, ...]]:
+        """Returns the parts of a text, folded: its words with their terms, and what is between.
+
+        Words are found from left to right, the longest first, and do not overlap. A word that
+        starts or ends with a Latin letter or a digit is not found inside a longer run of these. The
+        time is linear in the length of the text.
+        """
+        folded = _fold(text)
+        parts: list[tuple[str, ...]] = []
+        at = start = 0
+        while at < len(folded):
+            word = self._word_at(folded, at)
+            if word:
+                parts += [(folded[start:at],), (word, *self.terms[word])]
+                start = at + len(word)
+            at += len(word) or 1
+        return [part for part in [*parts, (folded[start:],)] if part[0]]
+
     def matches(self, text: str) -> list[str]:
         """Returns the terms of the words in a text, in the order of the text, without repetition.
 
-        Words are found from left to right, the longest first, and do not overlap. A word that
-        starts or ends with a Latin letter or a digit is not found inside a longer run of these.
         Terms that the text has already are omitted, so a word that is its own term only keeps
-        shorter words in it from being found. The time is linear in the length of the text.
+        shorter words in it from being found.
         """
         folded = _fold(text)
-        found: dict[str, None] = {}
-        at = 0
-        while at < len(folded):
-            word = self._word_at(folded, at)
-            found |= dict.fromkeys(self.terms.get(word, ()))
-            at += len(word) or 1
+        found = dict.fromkeys(term for part in self.split(text) for term in part[1:])
         return [term for term in found if _fold(term) not in folded]
 
     def expand(self, text: str) -> str:
@@ -142,12 +153,14 @@ def _document_counts(words: Collection[str], texts: Iterable[str]) -> Counter[st
     lengths = _lengths(words)
     counts: Counter[str] = Counter()
     for text in map(_fold, texts):
-        parts = (
-            text[at : at + length]
-            for at, first in enumerate(text)
-            for length in lengths.get(first, ())
+        counts.update(
+            {
+                text[at : at + length]
+                for at, first in enumerate(text)
+                for length in lengths.get(first, ())
+                if text[at : at + length] in words and not _is_inside(text, at, at + length)
+            }
         )
-        counts.update({part for part in parts if part in words})
     return counts
 
 

@@ -51,6 +51,10 @@ _K1 = 1.2
 # Weight of the terms that a word of patients means, beside 1 for the words of the query. With 1
 # they lose accuracy on questions that were reworded by rules (docs/evaluate.md).
 _MEANT_WEIGHT = 0.5
+# What a passage that says a short query as a whole scores beside BM25, and the most terms of such a
+# query: three words (docs/evaluate.md).
+_WHOLE = 0.1
+_SHORT = 12
 # Terms whose weights are kept in memory.
 _WEIGHTS = 1 << 16
 # Further hits of a search, which show the rows with the score of the last one: among 300 hits they
@@ -239,6 +243,8 @@ class LexicalIndex:
 
         A score is divided by the highest one that a document could have for the query, that of one
         with all its terms any number of times. So scores of different queries can be compared.
+        Without `characters`, a passage with all words of a short query, as they are or as the term
+        list means them, scores `_WHOLE` more.
 
         Args:
             query: Normalised text of the query.
@@ -249,9 +255,9 @@ class LexicalIndex:
                 them a search takes a third of the time.
 
         Returns:
-            Scores from 0 to 1, float32 [m], and rows, int64 [m], best first: at most k of the rows
-            that are selected and share a term with the query, and those with the score of the
-            last one (`stores/order.py`).
+            Scores from 0 to 1, or to 1 + `_WHOLE`, float32 [m], and rows, int64 [m], best first: at
+            most k of the rows that are selected and share a term with the query, and those with
+            the score of the last one (`stores/order.py`).
         """
         check()
         own = self._terms(query, characters=characters)
@@ -260,9 +266,10 @@ class LexicalIndex:
         live = self.count - len(self._deleted)
         if not (highest and live):
             return np.empty(0, np.float32), np.empty(0, np.int64)
-        any_term = tantivy.Query.boolean_query(
-            [(tantivy.Occur.Should, self._having(term, boost)) for term, boost in wanted.items()]
-        )
+        scored = [self._having(term, boost) for term, boost in wanted.items()]
+        if not characters and len(own) <= _SHORT and (whole := self._whole(query)):
+            scored.append(tantivy.Query.const_score_query(whole, _WHOLE * highest))
+        any_term = _joined(tantivy.Occur.Should, scored)
         search, within = any_term, None
         if selection:
             conditions, within = self._conditions(selection, k, check)
@@ -301,6 +308,23 @@ class LexicalIndex:
                 return scores[kept][:wanted], rows[kept][:wanted]
             check()
             limit *= 2
+
+    def _whole(self, query: str) -> tantivy.Query | None:
+        """Returns what finds the passages with all words of a query; None if there are none.
+
+        A word of the term list is there if all terms of it, or of one that it means, are.
+        """
+        parts = self._term_list.split(query) if self._term_list else [(query,)]
+        required = []
+        for part in parts:
+            ways = [set(self._terms(text, characters=False)) for text in part]
+            known = [way for way in ways if way and all(map(self.weight, way))]
+            if not known and any(ways):
+                return None
+            having = ([self._having(term, 1.0) for term in way] for way in known)
+            every = [_joined(tantivy.Occur.Must, way) for way in having]
+            required += [_joined(tantivy.Occur.Should, every)] if every else []
+        return _joined(tantivy.Occur.Must, required)
 
     def _having(self, term: str, boost: float) -> tantivy.Query:
         query = tantivy.Query.term_query(self._schema, _TEXT, term, "freq")
@@ -349,6 +373,10 @@ class LexicalIndex:
 
     def _weight_of(self, term: str) -> float:
         return idf(self.count, self._searcher.doc_freq(_TEXT, term))
+
+
+def _joined(occur: tantivy.Occur, queries: Sequence[tantivy.Query]) -> tantivy.Query:
+    return tantivy.Query.boolean_query([(occur, query) for query in queries])
 
 
 def idf(count: int, having: int) -> float:

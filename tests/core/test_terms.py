@@ -107,6 +107,21 @@ def test_words_that_documents_use_are_left_out() -> None:
     assert list(terms.for_documents([*texts, "腹泻"]).terms) == ["拉肚子", "羊癫疯", "破伤风"]
     assert list(terms.for_documents(texts, ratio=0.5).terms)[:2] == ["大三阳", "拉肚子"]
     assert terms.for_documents([]) == terms
+    # "hp" in "HPV" is another word.
+    names = TermList({"hp": ("幽门螺杆菌",)})
+    assert names.for_documents(["HPV", "幽门螺杆菌"]) == names
+
+
+def test_a_text_is_split_at_the_words_of_a_list() -> None:
+    assert TERMS.split("老拉肚子，HB低") == [
+        ("老",),
+        ("拉肚子", "腹泻"),
+        ("，",),
+        ("hb", "血红蛋白"),
+        ("低",),
+    ]
+    assert TERMS.split("头痛") == [("头痛",)]
+    assert TERMS.split("") == []
 
 
 words = st.text("ab头痛é", min_size=1, max_size=4)

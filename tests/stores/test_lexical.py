@@ -12,11 +12,12 @@ from core.documents import FILE_NAME, DocumentReader
 from core.errors import CareError, IndexVersionError
 from core.filters import FilterReader, Selection
 from core.manifest import FULL_TEXT, IndexManifest
+from core.terms import TermList
 from core.text import document_text
 from core.types import Document
 from core.versions import IndexFolder, read_manifest
 from stores import lexical
-from stores.lexical import LexicalIndex, open_full_text
+from stores.lexical import LexicalIndex, Part, open_full_text
 from tests.conftest import Builder, make_records
 from tests.core.test_analysis import SPELLINGS, folded
 from tests.errors import raises
@@ -76,11 +77,55 @@ def test_scores_are_those_of_bm25(build_version: Builder, tmp_path: Path, charac
     index, _, documents = opened(tmp_path / "indexes/test" / build_version(records).version)
     scores, rows = index.search("胃痛反酸", 10, characters=characters)
     expected = bm25(documents, "胃痛反酸", characters=characters)
+    if not characters:
+        expected[1] += lexical._WHOLE  # it has all words of the query
     assert {row: round(expected[row], 5) for row in range(6) if expected[row]} == {
         row: round(score, 5) for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
     }
     assert scores.tolist() == sorted(scores.tolist(), reverse=True)
-    assert 0 < scores[0] <= 1
+    assert 0 < scores[0] <= 1 + lexical._WHOLE
+
+
+@pytest.mark.parametrize(
+    ("query", "whole"),
+    [
+        ("心梗", {0, 1}),
+        ("心梗 饮食", {1}),
+        ("饮食 心肌梗死", {1}),
+        ("心梗饮食", {1}),
+        ("心率", {2}),
+        ("Hp阳性", {3, 4}),
+        ("HP", {3, 4}),
+        ("心梗 头痛", set()),
+        ("心肌", {1, 2}),
+        ("心梗以后的饮食和普通人的有什么不同", set()),
+    ],
+)
+def test_passages_with_all_words_of_a_short_query_are_first(
+    build_version: Builder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    query: str,
+    whole: set[int],
+) -> None:
+    monkeypatch.setattr(lexical, "_WHOLE", 2.0)
+    texts = [
+        "心梗",
+        f"急性心肌梗死，{'尽快送医院。' * 30}饮食清淡。",
+        f"{'心率快。' * 9}普萘洛尔使心肌耗氧减少",
+        "呼气试验hp阳性",
+        f"幽门螺杆菌感染{'要用四种药。' * 30}",
+        "乙肝表面抗原阳性，HPV阳性",
+    ]
+    records = [{"_id": str(i), "text": text} for i, text in enumerate(texts)]
+    folder = tmp_path / "indexes/test" / build_version(records).version
+    component = read_manifest(folder).components[FULL_TEXT]
+    words = {"心梗": ("心肌梗死",), "hp": ("幽门螺杆菌",), "hp阳性": ("幽门螺杆菌感染",)}
+    index = LexicalIndex([Part(folder, component, len(texts))], TermList(words))
+    scores, rows = index.search(query, 10, characters=False)
+    assert set(rows[scores > 1].tolist()) == whole
+    assert set(rows[: len(whole)].tolist()) == whole
+    assert index.search(query, 10)[0].max() <= 1
 
 
 @pytest.mark.parametrize("characters", [True, False])
