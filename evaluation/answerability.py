@@ -23,6 +23,8 @@ _FOLDS = 5
 # Penalty of the squared weights of standardised features, as in scikit-learn's default.
 _L2 = 1.0
 _STEPS = 100
+# Of older calibrations: beside `overlap` it tells nothing.
+_NOT_FITTED = "lexical"
 # A feature that varies less is the same for all.
 _CONSTANT = 1e-6
 
@@ -126,7 +128,8 @@ def _fit(cases: Sequence[Case], vectors: tuple[int, int], refused_share: float) 
     weights = np.array([1 / sets[case.answered, case.name, case.vectors] for case in cases])
     for own in (labels, ~labels):
         weights[own] *= len(cases) / 2 / weights[own].sum()
-    columns = {name: np.array([c.features[name] for c in cases]) for name in cases[0].features}
+    names = [name for name in cases[0].features if name != _NOT_FITTED]
+    columns = {name: np.array([case.features[name] for case in cases]) for name in names}
     columns = {name: values for name, values in columns.items() if values.std() > _CONSTANT}
     values = np.column_stack([*columns.values()])
     coefficients = _regression(values, labels.astype(float), weights)

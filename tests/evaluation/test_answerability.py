@@ -13,7 +13,7 @@ def questions(
 ) -> list[Case]:
     rng = np.random.default_rng(count)
     values = rng.normal([mean, 0.0], 1.0, (count, 2)).tolist()
-    features = ({"cosine": cosine, "lexical": lexical, "size": 3.0} for cosine, lexical in values)
+    features = ({"cosine": cosine, "idf": idf, "size": 3.0} for cosine, idf in values)
     return [Case(name, f"{i}", vectors, answered, each) for i, each in enumerate(features)]
 
 
@@ -27,7 +27,7 @@ def test_the_fit_is_the_logistic_regression_of_two_normal_distributions() -> Non
     cases = questions(2, 20_000, answered=True) + questions(0, 5_000, answered=False)
     judge = fit(cases, (1, 9), 0.02)
     assert judge.intercept == pytest.approx(-2, abs=0.1)
-    assert judge.weights == pytest.approx({"cosine": 2, "lexical": 0}, abs=0.1)
+    assert judge.weights == pytest.approx({"cosine": 2, "idf": 0}, abs=0.1)
     assert judge.vectors == (1, 9)
 
 
