@@ -10,6 +10,7 @@ import numpy as np
 from care.options import AnswerabilityOptions, Location
 from care.search import load_with_encoder
 from core.encoders import Answerability, Encoder, Pair
+from core.errors import CareError
 from core.manifest import FULL_TEXT, SEGMENT_FILE
 from core.scratch import MemoryFolder
 from core.types import FloatArray, Mode, Query, RowArray
@@ -17,6 +18,7 @@ from core.versions import Part, segment_manifest
 from evaluation.answerability import Case, Share, cross_validated, fit, shares
 from evaluation.beir import read_qrels, read_queries
 from indexer.live.segment import write_files
+from indexer.state import BY_ROW
 from models.pairs import write_pair
 from search.answerable import answerable
 from search.query import check_text
@@ -83,8 +85,8 @@ def measure_answerability(
             scores = np.array([answerable(known, case.features) for case in own])
             thresholds, before = np.full(len(own), known.threshold), scores < known.threshold
         if out:
-            sizes = [case.vectors for case in own]
-            smallest = min(sizes) if options.sizes else -(-min(sizes) // 10)
+            sizes = {case.vectors for case in own}
+            smallest = min(sizes) if len(sizes) > 1 else -(-min(sizes) // 10)
             judges[mode] = fit(own, (smallest, 10 * max(sizes)), options.refused)
             scores, thresholds = cross_validated(own, options.refused)
         elif not known:
@@ -99,6 +101,10 @@ def _cases(
     snapshot: Snapshot, encoder: Encoder, options: AnswerabilityOptions
 ) -> dict[Mode, list[Case]]:
     """Asks all questions in the index, and each in one sample of each size."""
+    types = (part.manifest.factory for part in snapshot.segments.parts)
+    if options.sizes and not (options.qrels and all(map(BY_ROW.fullmatch, types))):
+        message = "samples need --qrels, and an index of type Flat or HNSW: leave --sizes out"
+        raise CareError(message, code="no_samples")
     asked, others = _questions(snapshot, options)
     vectors = _vectors(encoder, [each.text for each in (*asked, *others)])
     modes = [mode for mode in snapshot.modes if mode != "lexical"]

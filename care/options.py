@@ -394,7 +394,8 @@ class AnswerabilityOptions:
     sizes: Annotated[
         list[int] | None,
         Option(
-            min=1,
+            min=10,
+            metavar="NUMBER",
             help="Also ask samples of the index of so many documents or chunks; may be repeated.",
         ),
     ] = None

@@ -9,6 +9,7 @@ import pytest
 from care.cli.main import main
 from models.pairs import load_pair
 from tests.conftest import Builder, make_records, write_jsonl
+from tests.errors import error_code
 
 pytestmark = pytest.mark.usefixtures("test_encoders")
 
@@ -90,6 +91,15 @@ def test_a_pair_without_calibration_measures_nothing(
 ) -> None:
     found = run(capsys, *arguments, "--pair", str(pair_file))
     assert (found["judges"], found["shares"]) == ({}, [])
+
+
+def test_samples_need_judgements_and_vectors_by_row(
+    arguments: list[str], pair_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = arguments.index("--qrels")
+    without = arguments[:at] + arguments[at + 2 :]
+    assert main([*without, "--pair", str(pair_file), "--sizes", "40"]) == 1
+    assert error_code(capsys.readouterr().err) == "no_samples"
 
 
 def test_the_folder_of_the_result_must_exist(arguments: list[str], tmp_path: Path) -> None:
