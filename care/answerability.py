@@ -1,30 +1,43 @@
 """Calibrating and measuring the score that says whether an index answers a query."""
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from care.options import AnswerabilityOptions, Location
 from care.search import load_with_encoder
 from core.encoders import Answerability, Encoder, Pair
-from core.types import Mode, Query
-from evaluation.answerability import Share, auroc, fit
+from core.errors import CareError
+from core.manifest import FULL_TEXT, SEGMENT_FILE
+from core.scratch import MemoryFolder
+from core.types import FloatArray, Mode, Query, RowArray
+from core.versions import Part, segment_manifest
+from evaluation.answerability import Case, Share, cross_validated, fit, shares
 from evaluation.beir import read_qrels, read_queries
+from indexer.live.segment import write_files
+from indexer.state import BY_ROW
 from models.pairs import write_pair
-from search.answerable import Features, answerable
-from search.fusion import RankedList
+from search.answerable import answerable
 from search.query import check_text
 from search.snapshot import Snapshot
-from search.task import SearchTask, encode
+from search.task import SearchTask
 from service.settings import Settings
+from stores.faiss.store import FaissStore
+from stores.lexical import LexicalIndex
+from stores.lexical import Part as TextPart
+from stores.segment import Segments, open_segment
 
-ANSWERED, TAKEN_OUT = "answered", "passages taken out"
+# Questions whose relevant documents are not in a sample; others in it may answer them.
+TAKEN_OUT = "passages not in the index"
 _MAX_CHARS: int = Settings.model_fields["max_query_chars"].default
-# Candidates of a dense search, of which relevant passages are taken out.
+# Documents that the features depend on.
 _DEPTH = 100
 _BATCH = 32
+# Documents of a question that a sample has at most. What answers questions is half of a sample.
+_RELEVANT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,103 +46,169 @@ class Measured:
 
     Attributes:
         judges: By mode.
-        shares: Of each mode and each set of questions.
+        shares: Of each mode, each size of index and each set of questions.
     """
 
     judges: Mapping[Mode, Answerability]
     shares: Sequence[Share]
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    name: str  # of its file
+    id: str
+    text: str
+    answered: bool
+    relevant: Sequence[int] = ()  # rows
+
+
 def measure_answerability(
     index: str, pair: Pair, options: AnswerabilityOptions, where: Location
 ) -> Measured:
-    """Measures which questions a pair says that an index does not answer.
+    """Measures which questions a pair says that an index, and samples of it, do not answer.
 
-    With `options.out` the pair is calibrated first, and written with the result.
+    With `options.out` the pair is calibrated first, and written with the result; each question is
+    then measured by what was fitted on the others.
 
     Raises:
         CareError: If the index cannot be opened, a file is wrong, or there are too few questions.
     """
     out = options.out
     snapshot, encoder = load_with_encoder(index, pair, where.indexes, where.milvus_uri)
-    asked = read_queries(options.queries)
-    relevant = _rows_of_judged(snapshot, read_qrels(options.qrels)) if options.qrels else {}
-    judged = [id_ for id_ in asked if relevant.get(id_)]
-    others = {path.stem: list(read_queries(path).values()) for path in options.unanswerable}
+    cases = _cases(snapshot, encoder, options)
     judges = {} if out else dict(pair.answerable)
-    shares: list[Share] = []
-    for mode in snapshot.modes if out else snapshot.answerable_thresholds:
-        if mode == "lexical":
-            continue
-        answered = list(_features(snapshot, encoder, mode, list(asked.values())))
-        sets = {name: list(_features(snapshot, encoder, mode, t)) for name, t in others.items()}
-        if judged:
-            texts, without = [asked[id_] for id_ in judged], [relevant[id_] for id_ in judged]
-            sets[TAKEN_OUT] = list(_features(snapshot, encoder, mode, texts, without))
+    found: list[Share] = []
+    for mode, own in cases.items():
+        known = pair.answerable.get(mode)
+        before = None
+        if known:
+            scores = np.array([answerable(known, case.features) for case in own])
+            thresholds, before = np.full(len(own), known.threshold), scores < known.threshold
         if out:
-            fitted = [each for name in others for each in sets[name][::2]]
-            judges[mode] = fit(answered, fitted, snapshot.manifest.count, options.refused)
-            sets |= {name: sets[name][1::2] for name in others}
-        shares += _shares(mode, judges[mode], answered, sets)
+            sizes = {case.vectors for case in own}
+            smallest = min(sizes) if len(sizes) > 1 else -(-min(sizes) // 10)
+            judges[mode] = fit(own, (smallest, 10 * max(sizes)), options.refused)
+            scores, thresholds = cross_validated(own, options.refused)
+        elif not known:
+            continue
+        found += shares(mode, own, scores, thresholds, before if out else None)
     if out:
         write_pair(pair.model_copy(update={"answerable": judges}), out)
-    return Measured(judges, shares)
+    return Measured(judges, found)
 
 
-def _shares(
-    mode: Mode,
-    judge: Answerability,
-    answered: Sequence[Features],
-    sets: Mapping[str, Sequence[Features]],
-) -> Iterator[Share]:
-    first = [answerable(judge, features) for features in answered]
-    yield Share(mode, ANSWERED, len(first), _below(first, judge.threshold), None)
-    for name, features in sets.items():
-        scores = [answerable(judge, each) for each in features]
-        below = _below(scores, judge.threshold)
-        yield Share(mode, name, len(scores), below, auroc(first, scores))
+def _cases(
+    snapshot: Snapshot, encoder: Encoder, options: AnswerabilityOptions
+) -> dict[Mode, list[Case]]:
+    """Asks all questions in the index, and each in one sample of each size."""
+    types = (part.manifest.factory for part in snapshot.segments.parts)
+    if options.sizes and not (options.qrels and all(map(BY_ROW.fullmatch, types))):
+        message = "samples need --qrels, and an index of type Flat or HNSW: leave --sizes out"
+        raise CareError(message, code="no_samples")
+    asked, others = _questions(snapshot, options)
+    vectors = _vectors(encoder, [each.text for each in (*asked, *others)])
+    modes = [mode for mode in snapshot.modes if mode != "lexical"]
+    cases: dict[Mode, list[Case]] = {mode: [] for mode in modes}
+
+    def ask(index: Snapshot, name: str, question: _Question, answered: bool | None) -> None:
+        size, text = index.manifest.count, question.text
+        for mode in modes:
+            task = SearchTask(snapshot=index, query=Query(text, mode=mode), vector=vectors[text])
+            features = task.features(task.find(min(_DEPTH, size)))
+            cases[mode].append(Case(name, question.id, size, answered, features))
+
+    for question in (*asked, *others):
+        ask(snapshot, question.name, question, question.answered)
+    for size in options.sizes or ():
+        if size >= snapshot.manifest.count:
+            continue
+        samples = list(_samples(snapshot, asked, size))
+        for at, (rows, has) in enumerate(samples):
+            sample = _sample(snapshot, rows)
+            for question in (*has, *others[at :: len(samples)]):
+                ask(sample, question.name, question, question.answered)
+            for question in samples[at - 1][1]:
+                if not np.isin(question.relevant, rows).any():
+                    ask(sample, TAKEN_OUT, question, None)
+    return cases
 
 
-def _below(scores: ArrayLike, threshold: float) -> float:
-    return float(np.mean(np.asarray(scores) < threshold))
-
-
-def _rows_of_judged(
-    snapshot: Snapshot, qrels: Mapping[str, Mapping[str, int]]
-) -> dict[str, list[int]]:
-    """Returns the rows of each query's relevant documents."""
+def _questions(
+    snapshot: Snapshot, options: AnswerabilityOptions
+) -> tuple[list[_Question], list[_Question]]:
+    """Reads the questions that the index answers, with their relevant rows, and the others."""
+    qrels: dict[str, set[str]] = {}
+    for path in options.qrels or ():
+        for query, grades in read_qrels(path).items():
+            qrels.setdefault(query, set()).update(id_ for id_, grade in grades.items() if grade > 0)
     rows: dict[str, list[int]] = {}
     for row, document in snapshot.segment.documents.numbered():
         rows.setdefault(document.parent or document.id, []).append(row)
-    return {
-        query: [row for id_, grade in grades.items() if grade > 0 for row in rows.get(id_, ())]
-        for query, grades in qrels.items()
-    }
+    return [
+        _Question(
+            name,
+            id_,
+            text,
+            True,
+            [row for each in qrels.get(id_, ()) for row in rows.get(each, ())],
+        )
+        for name, id_, text in _read(options.queries)
+    ], [_Question(name, id_, text, False) for name, id_, text in _read(options.unanswerable)]
 
 
-def _features(
-    snapshot: Snapshot,
-    encoder: Encoder,
-    mode: Mode,
-    texts: Sequence[str],
-    without: Sequence[Sequence[int]] = (),
-) -> Iterator[Features]:
-    """Yields the features of each query, without the rows that are to be left out."""
+def _read(paths: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
+    """Yields name of the file, id and text of each question."""
+    for path in paths:
+        for id_, text in read_queries(path).items():
+            yield (
+                path.name.removesuffix(".jsonl").removesuffix(".queries"),
+                id_,
+                check_text(text, _MAX_CHARS),
+            )
+
+
+def _vectors(encoder: Encoder, texts: Sequence[str]) -> dict[str, FloatArray]:
+    found: dict[str, FloatArray] = {}
     for start in range(0, len(texts), _BATCH):
-        batch = [check_text(text, _MAX_CHARS) for text in texts[start : start + _BATCH]]
-        tasks = [SearchTask(snapshot=snapshot, query=Query(text, mode=mode)) for text in batch]
-        encode(tasks, encoder)
-        for at, task in enumerate(tasks, start):
-            found = task.find(min(_DEPTH, snapshot.manifest.count))
-            if without:
-                found = _without(found, without[at])
-            yield task.features(found)
+        batch = texts[start : start + _BATCH]
+        found |= zip(batch, encoder.encode(batch).vectors, strict=True)
+    return found
 
 
-def _without(found: RankedList, rows: Sequence[int]) -> RankedList:
-    kept = ~np.isin(found.rows, rows)
-    channels = {}
-    for name, ((scores, of_channel), weight) in found.channels.items():
-        others = ~np.isin(of_channel, rows)
-        channels[name] = (scores[others], of_channel[others]), weight
-    return replace(found, scores=found.scores[kept], rows=found.rows[kept], channels=channels)
+def _samples(
+    snapshot: Snapshot, questions: Sequence[_Question], size: int
+) -> Iterator[tuple[RowArray, list[_Question]]]:
+    """Yields the rows of samples of a size, and the questions that each answers.
+
+    Each question that has relevant rows is in one sample, which has some of them; the other half of
+    a sample is drawn from all rows.
+    """
+    rng = np.random.default_rng(size)
+    all_rows = np.array([row for row, _ in snapshot.segment.documents.numbered()])
+    left = sorted((q for q in questions if q.relevant), key=lambda q: zlib.crc32(q.id.encode()))
+    while left:
+        taken: set[int] = set()
+        has = []
+        while left and len(taken) + _RELEVANT <= max(size // 2, _RELEVANT):
+            has.append(left.pop())
+            relevant = has[-1].relevant
+            taken.update(rng.permutation(relevant)[:_RELEVANT].tolist())
+        others = rng.permutation(np.setdiff1d(all_rows, [*taken]))[: size - len(taken)]
+        yield np.sort(np.concatenate([[*taken], others])), has
+
+
+def _sample(snapshot: Snapshot, rows: RowArray) -> Snapshot:
+    """Returns an index of some rows of another one."""
+    whole, base, files = snapshot.segment, snapshot.manifest, MemoryFolder()
+    documents = map(whole.documents.__getitem__, rows.tolist())
+    facts = write_files(files.path, base, documents, [whole.vectors.take(rows)], None)
+    manifest = segment_manifest(base.version, facts, base)
+    part = Part("", files.path / SEGMENT_FILE, manifest)
+    opened = open_segment(part, FaissStore(), full_text=False)
+    text = None
+    if whole.full_text:
+        component = facts.components[FULL_TEXT]
+        own = TextPart(files.path, component, facts.count)
+        text = LexicalIndex([own], whole.full_text.term_list)
+    opened = replace(opened, full_text=text, unpacked=files)
+    return replace(snapshot, manifest=manifest, segments=Segments(opened, (part,), {}))

@@ -377,18 +377,27 @@ class EvaluationOptions:
 class AnswerabilityOptions:
     """Which questions are judged, and how: options of `care answerable`.
 
-    All `queries` and every second question of each file of `unanswerable` are fitted by a
-    calibration; the rest is measured. Without their relevant documents, the questions of `qrels`
-    give a bound, as documents that are not judged may answer them.
+    Each file is a set, of which the share that is refused is reported. A question and its rewrites
+    should have one id. `qrels` and `sizes` belong together: a sample of the index has relevant
+    documents of the questions that it answers.
     """
 
-    queries: Annotated[Path, file("JSONL of questions that the index answers.")]
+    queries: Annotated[
+        list[Path], file("JSONL of questions that the index answers; may be repeated.")
+    ]
     unanswerable: Annotated[
         list[Path], file("JSONL of questions that it does not answer; may be repeated.")
     ]
     qrels: Annotated[
-        Path | None,
-        file("Judgements of the questions: they are also judged without their relevant documents."),
+        list[Path] | None, file("Judgements of the questions, to draw samples; may be repeated.")
+    ] = None
+    sizes: Annotated[
+        list[int] | None,
+        Option(
+            min=10,
+            metavar="NUMBER",
+            help="Also ask samples of the index of so many documents or chunks; may be repeated.",
+        ),
     ] = None
     out: Annotated[
         Path | None,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
 
 from core.choices import Codec
 from core.types import FloatArray, Mode
@@ -101,20 +101,29 @@ class EncoderSpec(FrozenModel):
         return self
 
 
+# Of a search, for `Answerability`. The lexical ones need full text.
+Feature = Literal["cosine", "length", "size", "lexical", "overlap", "idf"]
+_OF_FULL_TEXT = {"lexical", "overlap", "idf"}
+
+
 class Answerability(FrozenModel):
     """How one mode of search judges whether an index answers a query (search/answerable.py).
 
     Attributes:
-        vectors: Number of vectors of the index that it was fitted on. Scores of much smaller and
-            much larger indexes cannot be compared with its threshold.
+        vectors: Fewest and most vectors of an index that it is used for. A single number, as older
+            releases wrote it, is the size that it was fitted on: it is used for indexes of a tenth
+            to ten times as many.
         threshold: Below this score, nothing in the index seems to answer.
         intercept: Intercept of the logistic regression over the features of `weights`.
     """
 
-    vectors: int = Field(gt=0)
+    vectors: Annotated[
+        tuple[PositiveInt, PositiveInt],
+        BeforeValidator(lambda n: (-(-n // 10), 10 * n) if isinstance(n, int) else n),
+    ]
     threshold: float = Field(ge=0, le=1)
     intercept: float
-    weights: dict[Literal["cosine", "lexical"], float] = Field(min_length=1)
+    weights: dict[Feature, float] = Field(min_length=1)
 
 
 class TokenVectorSpec(FrozenModel):
@@ -166,8 +175,8 @@ class Pair(FrozenModel):
     @model_validator(mode="after")
     def _check_features_of_modes(self) -> Self:
         for mode, judge in self.answerable.items():
-            if mode == "lexical" or (mode == "dense" and "lexical" in judge.weights):
-                raise ValueError(f"answerable.{mode}: only a hybrid search has the feature lexical")
+            if mode == "lexical" or (mode == "dense" and _OF_FULL_TEXT & set(judge.weights)):
+                raise ValueError(f"answerable.{mode}: only a hybrid search has these features")
         return self
 
     @property

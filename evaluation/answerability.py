@@ -1,75 +1,154 @@
 """Calibration of the score that says whether an index answers a query, and its measurement."""
 
 import math
+import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from core.encoders import Answerability
 from core.errors import CareError
+from search.answerable import answerable
 
-Features = Sequence[Mapping[str, float]]
 Numbers = NDArray[np.float64]
 
 # Fewer questions of a kind say nothing about a share of 2 %.
 MIN_QUERIES = 50
+# Parts of the questions; each is judged by what was fitted on the others.
+_FOLDS = 5
 # Penalty of the squared weights of standardised features, as in scikit-learn's default.
 _L2 = 1.0
 _STEPS = 100
+# Of older calibrations: beside `overlap` it tells nothing.
+_NOT_FITTED = "lexical"
+# A feature that varies less is the same for all.
+_CONSTANT = 1e-6
+
+
+class Case(NamedTuple):
+    """A question that an index was asked.
+
+    Attributes:
+        name: The set of questions that it is of.
+        question: Equal for a question in several indexes and, if they share its id, its rewrites.
+        vectors: Size of the index.
+        answered: Whether the index answers it; None if that is not known.
+        features: What the search found (search/answerable.py).
+    """
+
+    name: str
+    question: str
+    vectors: int
+    answered: bool | None
+    features: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The questions of one set, by the score of one mode of search."""
+    """The questions of one set in indexes of one size, by the score of one mode of search."""
 
     mode: str
+    vectors: int
     name: str  # of the set
     queries: int  # number of questions with a score
     refused: float  # the share below the threshold
+    before: float | None  # by the judge that the pair has had, also where it does not hold
     # Probability that a question that is answered scores higher than one of this set, ties
     # counted as half; None for the answered ones themselves.
     auroc: float | None
 
 
-def fit(
-    answered: Features, unanswered: Features, vectors: int, refused_share: float
-) -> Answerability:
-    """Fits a logistic regression in which both classes have the same weight in total.
+def fit(cases: Sequence[Case], vectors: tuple[int, int], refused_share: float) -> Answerability:
+    """Fits a logistic regression to the cases of which it is known whether they are answered.
+
+    Both classes have the same weight in total and, within each, so have the questions of each set
+    in indexes of each size.
 
     Args:
-        answered: Features of questions that the index answers.
-        unanswered: Features of questions that it does not answer.
-        vectors: Number of vectors of the index.
-        refused_share: Share of `answered` that are to score below the threshold.
+        cases: Questions, with equal features.
+        vectors: Sizes of the indexes that the result is for.
+        refused_share: Share of the answered ones, by weight, that are to score below the threshold.
 
     Raises:
         CareError: If there are too few questions.
     """
-    few = min(len(answered), len(unanswered))
+    few = min(sum(case.answered is answered for case in cases) for answered in (True, False))
     if few < MIN_QUERIES:
         message = f"{few} questions are too few: calibrate with at least {MIN_QUERIES} of each kind"
         raise CareError(message, code="too_few_questions", queries=few, limit=MIN_QUERIES)
-    names = list(answered[0])
-    values = np.array([[each[name] for name in names] for each in (*answered, *unanswered)])
-    labels = np.repeat([1.0, 0.0], [len(answered), len(unanswered)])
-    counts = np.repeat([len(answered), len(unanswered)], [len(answered), len(unanswered)])
-    coefficients = _regression(values, labels, len(labels) / 2 / counts)
-    logits = values[: len(answered)] @ coefficients[:-1] + coefficients[-1]
-    lowest = np.quantile(logits, refused_share)
+    return _fit(cases, vectors, refused_share)
+
+
+def cross_validated(cases: Sequence[Case], refused_share: float) -> tuple[Numbers, Numbers]:
+    """Judges each case by what is fitted on other questions.
+
+    Returns:
+        Scores of the cases, and their thresholds: float64 [n] each.
+    """
+    folds = np.array([zlib.crc32(case.question.encode()) % _FOLDS for case in cases])
+    found = np.empty((2, len(cases)))
+    for fold in range(_FOLDS):
+        others = [case for case, own in zip(cases, folds, strict=True) if own != fold]
+        judge = _fit(others, (1, 1), refused_share)
+        for at in np.flatnonzero(folds == fold).tolist():
+            found[:, at] = answerable(judge, cases[at].features), judge.threshold
+    return found[0], found[1]
+
+
+def shares(
+    mode: str, cases: Sequence[Case], scores: Numbers, thresholds: Numbers, before: Numbers | None
+) -> list[Share]:
+    """Returns the share of each set in indexes of each size; the last three are float64 [n]."""
+    groups: dict[tuple[int, str], list[int]] = {}
+    for at, case in enumerate(cases):
+        groups.setdefault((case.vectors, case.name), []).append(at)
+    answered = {
+        size: [s for s, c in zip(scores, cases, strict=True) if c.answered and c.vectors == size]
+        for size, _ in groups
+    }
+    return [
+        Share(
+            *(mode, size, name, len(own)),
+            float((scores[own] < thresholds[own]).mean()),
+            None if before is None else float(before[own].mean()),
+            None if cases[own[0]].answered else auroc(answered[size], scores[own]),
+        )
+        for (size, name), own in sorted(groups.items())
+    ]
+
+
+def _fit(cases: Sequence[Case], vectors: tuple[int, int], refused_share: float) -> Answerability:
+    cases = [case for case in cases if case.answered is not None]
+    labels = np.array([bool(case.answered) for case in cases])
+    sets = Counter((case.answered, case.name, case.vectors) for case in cases)
+    weights = np.array([1 / sets[case.answered, case.name, case.vectors] for case in cases])
+    for own in (labels, ~labels):
+        weights[own] *= len(cases) / 2 / weights[own].sum()
+    names = [name for name in cases[0].features if name != _NOT_FITTED]
+    columns = {name: np.array([case.features[name] for case in cases]) for name in names}
+    columns = {name: values for name, values in columns.items() if values.std() > _CONSTANT}
+    values = np.column_stack([*columns.values()])
+    coefficients = _regression(values, labels.astype(float), weights)
+    logits = values[labels] @ coefficients[:-1] + coefficients[-1]
+    order = np.argsort(logits)
+    refused = np.cumsum(weights[labels][order]) / weights[labels].sum()
+    lowest = logits[order[np.searchsorted(refused, refused_share, "right")]]
     return Answerability(
         vectors=vectors,
         # Rounded down, so that rounding refuses nothing.
         threshold=math.floor(1e6 / (1 + math.exp(-lowest))) / 1e6,
         intercept=round(float(coefficients[-1]), 3),
-        weights={name: round(float(w), 3) for name, w in zip(names, coefficients, strict=False)},
+        weights={name: round(float(w), 3) for name, w in zip(columns, coefficients, strict=False)},
     )
 
 
 def _regression(values: Numbers, labels: Numbers, weights: Numbers) -> Numbers:
     """Returns the coefficients of features, float64 [n, f], and the intercept: float64 [f + 1]."""
-    mean, deviation = values.mean(0), values.std(0) + 1e-9
+    mean, deviation = values.mean(0), values.std(0)
     inputs = np.column_stack([(values - mean) / deviation, np.ones(len(values))])
     penalty = np.diag([_L2] * values.shape[1] + [0.0])
     found = np.zeros(inputs.shape[1])
@@ -85,7 +164,7 @@ def _regression(values: Numbers, labels: Numbers, weights: Numbers) -> Numbers:
     return np.append(scaled, found[-1] - scaled @ mean)
 
 
-def auroc(higher: Sequence[float], lower: Sequence[float]) -> float:
+def auroc(higher: Sequence[float], lower: Sequence[float] | Numbers) -> float:
     """Returns the probability that a value of `higher` exceeds one of `lower`; ties count half."""
     others = np.sort(lower)
     below = np.searchsorted(others, higher, "left") + np.searchsorted(others, higher, "right")

@@ -24,7 +24,7 @@ from stores.segment import Segment, open_segment, parts_of, read_deleted
 from stores.segments import JoinedDocuments, JoinedFilters, JoinedVectors, RowMap
 
 # Index types that store the vectors themselves, by row.
-_BY_ROW = re.compile(r"Flat|HNSW\d+(,Flat)?")
+BY_ROW = re.compile(r"Flat|HNSW\d+(,Flat)?")
 # Hits among which the text of a canary is looked for, and the share of canaries that is found.
 _CANARY_DEPTH, _CANARIES_FOUND = 10, 0.5
 
@@ -139,7 +139,7 @@ class IndexState:
 
     def stores_vectors(self, segment: int) -> bool:
         """Returns whether a segment, given by its place, stores the vectors themselves."""
-        return bool(_BY_ROW.fullmatch(self.parts[segment].manifest.factory))
+        return bool(BY_ROW.fullmatch(self.parts[segment].manifest.factory))
 
     def take(self, rows: RowArray) -> FloatArray:
         """Returns the vectors of rows, float32 [n, dimension], whose segments store them."""

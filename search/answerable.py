@@ -7,49 +7,58 @@ import numpy as np
 
 from core.encoders import Answerability
 from core.types import Mode
+from search.fusion import LEXICAL_CANDIDATES
 from stores.base import ScoredRows
 
 # The judge of each mode that has one.
 Judges = Mapping[Mode, Answerability]
 Features = dict[str, float]
 
-# A judge is used for indexes of up to this many times as few or as many vectors as its own.
-_OTHER_SIZE = 10
 # Nearest rows whose lexical score counts.
 _NEAREST = 10
 
 
 def suitable(judges: Judges, vectors: int) -> Judges:
-    """Returns the judges that were fitted on an index of about the size of this one."""
-    return {
-        mode: judge
-        for mode, judge in judges.items()
-        if judge.vectors <= _OTHER_SIZE * vectors and vectors <= _OTHER_SIZE * judge.vectors
-    }
+    """Returns the judges that are for an index of this size."""
+
+    def holds(judge: Answerability) -> bool:
+        least, most = judge.vectors
+        return least <= vectors <= most
+
+    return {mode: judge for mode, judge in judges.items() if holds(judge)}
 
 
-def measure(dense: ScoredRows, lexical: ScoredRows | None = None, idf: float = 0.0) -> Features:
+def measure(
+    query: str, vectors: int, dense: ScoredRows, lexical: ScoredRows | None = None, idf: float = 0.0
+) -> Features:
     """Returns the features of a query; they depend on neither `top_k` nor `min_score`.
 
     Args:
+        query: Its text.
+        vectors: Number of vectors of the index.
         dense: Cosine similarities and rows, at least one.
         lexical: Scores and rows of the lexical channel in descending order, if there is one.
         idf: Sum of the query's terms by their idf (`LexicalIndex.idf`).
 
     Returns:
-        `cosine`, the similarity of the nearest row. With full text also `lexical`, ln(1 + s), where
-        s is the highest lexical score of the nearest rows in units of idf: how much of the query
-        is said in what is near it. The share itself would be low for long queries.
+        `cosine`, the similarity of the nearest row; `length`, ln of the characters of the query;
+        `size`, ln of `vectors`. With full text also `idf`, ln(1 + idf), and how much of the query
+        is said in what is near it: `lexical` and `overlap`, ln(1 + s), where s is the highest and
+        the mean lexical score of the nearest rows in units of idf. The share itself would be low
+        for long queries.
     """
     features = {"cosine": float(dense[0].max())}
+    features |= {"length": math.log(len(query)), "size": math.log(vectors)}
     if lexical is not None:
         scores, rows = dense
         if len(rows) > _NEAREST:
             rows = rows[np.argpartition(scores, -_NEAREST)[-_NEAREST:]]
-        nearest = set(rows.tolist())
-        found = zip(lexical[0].tolist(), lexical[1].tolist(), strict=True)
-        highest = next((score for score, row in found if row in nearest), 0.0)
-        features["lexical"] = math.log1p(idf * highest)
+        # A deeper search has the same first candidates.
+        found = (each[:LEXICAL_CANDIDATES].tolist() for each in reversed(lexical))
+        by_row = dict(zip(*found, strict=True))
+        said = [idf * by_row.get(row, 0.0) for row in rows.tolist()]
+        features |= {"lexical": math.log1p(max(said)), "idf": math.log1p(idf)}
+        features["overlap"] = math.log1p(sum(said) / len(said))
     return features
 
 

@@ -216,10 +216,11 @@ class SearchTask:
 
     def features(self, found: RankedList) -> Features:
         """Returns the features of the answerable score, given what `find` returns."""
+        of_query = self.query.text, self.snapshot.most_hits
         if self.query.mode != "hybrid" or self._full_text is None:
-            return measure((found.scores, found.rows))
+            return measure(*of_query, (found.scores, found.rows))
         dense, lexical = (found.channels[channel][0] for channel in ("dense", "lexical"))
-        return measure(dense, lexical, self._full_text.idf(self.query.text))
+        return measure(*of_query, dense, lexical, self._full_text.idf(self.query.text))
 
     @property
     def _full_text(self) -> LexicalIndex | None:

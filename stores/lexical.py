@@ -191,6 +191,7 @@ class LexicalIndex:
 
     Attributes:
         count: Number of rows, with the deleted ones.
+        term_list: As given.
         weight: Returns the weight of a term in BM25: its idf, or 0 if no document has it.
 
     Raises:
@@ -207,7 +208,7 @@ class LexicalIndex:
         _check(parts)
         names, self._hashed = _settings(parts[0].component)
         self._terms = partial(terms, names=names)
-        self._term_list = term_list
+        self.term_list = term_list
         self._deleted = deleted or BitMap()
         # Tantivy creates a lock file beside the files that it maps, and a version is immutable and
         # may be on a read-only disk. So it opens links to the files: in memory, because on a disk
@@ -342,7 +343,7 @@ class LexicalIndex:
 
     def _meant(self, query: str) -> dict[str, float]:
         """Returns the terms that a term list gives for a query, with their weight."""
-        meant = self._term_list.matches(query) if self._term_list else ()
+        meant = self.term_list.matches(query) if self.term_list else ()
         return dict.fromkeys(self._terms("，".join(meant), characters=False), _MEANT_WEIGHT)
 
     def _conditions(

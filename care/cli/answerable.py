@@ -25,8 +25,8 @@ def answerable(
 ) -> None:
     """Measure which questions a pair says that an index does not answer; with --out, calibrate it.
 
-    A calibration is fitted on all questions of --queries and on every second one of the other
-    files; the others are measured. Measure it again on questions that it was not fitted on.
+    A calibration is fitted on all questions, and each of them is measured by what is fitted on the
+    others. Measure it again on questions of other writers.
     """
     from care.answerability import measure_answerability
     from models.pairs import load_pair
@@ -47,11 +47,12 @@ def _lines(found: "Measured", out: Path | None) -> Iterator[str]:
         return
     for mode, judge in found.judges.items():
         yield f"{mode}: threshold {judge.threshold}, intercept {judge.intercept}, {judge.weights}"
-    yield "| mode | questions | number | refused | AUROC |"
-    yield "|---|---|---:|---:|---:|"
+    yield "| mode | vectors | questions | number | refused | before | AUROC |"
+    yield "|---|---:|---|---:|---:|---:|---:|"
     for share in found.shares:
         auroc = "" if share.auroc is None else f"{share.auroc:.3f}"
-        cells = share.mode, share.name, f"{share.queries:,}", f"{share.refused:.1%}", auroc
-        yield f"| {' | '.join(cells)} |"
+        before = "" if share.before is None else f"{share.before:.1%}"
+        cells = f"{share.queries:,}", f"{share.refused:.1%}", before, auroc
+        yield f"| {share.mode} | {share.vectors:,} | {share.name} | {' | '.join(cells)} |"
     if out:
         yield f"wrote {out}: use it as --pair {out} or CARE_PAIR={out}"

@@ -9,6 +9,7 @@ import pytest
 from care.cli.main import main
 from models.pairs import load_pair
 from tests.conftest import Builder, make_records, write_jsonl
+from tests.errors import error_code
 
 pytestmark = pytest.mark.usefixtures("test_encoders")
 
@@ -43,25 +44,46 @@ def test_a_calibration_is_written_and_measured(
     arguments: list[str], tmp_path: Path, pair_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "calibrated.toml"
-    made = run(capsys, *arguments, "--pair", str(pair_file), "--out", str(out), "--refused", "0.1")
-    shares = {(share["mode"], share["name"]): share for share in made["shares"]}
+    made = run(
+        capsys,
+        *arguments,
+        "--pair",
+        str(pair_file),
+        "--out",
+        str(out),
+        "--refused",
+        "0.1",
+        "--sizes",
+        "40",
+        "--sizes",
+        "120",
+    )
+    shares = {(each["mode"], each["vectors"], each["name"]): each for each in made["shares"]}
     for mode in ("dense", "hybrid"):
-        assert shares[mode, "answered"]["queries"] == 60
-        assert shares[mode, "answered"]["refused"] == pytest.approx(0.1, abs=0.05)
-        # Every second question, the first of them included, was fitted.
-        assert shares[mode, "other"]["queries"] == 50
-        assert shares[mode, "other"]["refused"] == 1
-        assert shares[mode, "other"]["auroc"] == 1
-        # The text of each question is its passage: without it the best score is lower.
-        assert shares[mode, "passages taken out"]["auroc"] > 0.6
+        # The text of each question is its passage, which a sample of those it answers has.
+        for size in (40, 120):
+            assert shares[mode, size, "queries"]["queries"] == 60
+            assert shares[mode, size, "queries"]["refused"] == pytest.approx(0.1, abs=0.15)
+            assert shares[mode, size, "other"]["refused"] == 1
+            assert shares[mode, size, "other"]["auroc"] == 1
+            assert shares[mode, size, "other"]["before"] is None
+            assert shares[mode, size, "other"]["queries"] == 101
+        assert shares[mode, 40, "passages not in the index"]["auroc"] > 0.6
+        assert made["judges"][mode]["vectors"] == [40, 1200]
     written = load_pair(str(out))
-    assert {m: judge.model_dump() for m, judge in written.answerable.items()} == made["judges"]
+    judges = {mode: judge.model_dump(mode="json") for mode, judge in written.answerable.items()}
+    assert judges == made["judges"]
 
-    measured = run(capsys, *arguments, "--pair", str(out))
-    assert measured["judges"] == made["judges"]
-    again = {(share["mode"], share["name"]): share for share in measured["shares"]}
-    assert again["dense", "other"]["queries"] == 101
-    assert again["dense", "answered"] == shares["dense", "answered"]
+    again = run(capsys, *arguments, "--pair", str(out))
+    assert again["judges"] == made["judges"]
+    measured = {(each["mode"], each["vectors"]): each for each in again["shares"]}
+    assert measured.keys() == {("dense", 120), ("hybrid", 120)}
+    assert measured["dense", 120]["before"] is None
+
+    one = run(capsys, *arguments, "--pair", str(out), "--out", str(tmp_path / "one.toml"))
+    assert one["judges"]["dense"]["vectors"] == [12, 1200]
+    assert "size" not in one["judges"]["dense"]["weights"]
+    assert {each["before"] is None for each in one["shares"]} == {False}
 
 
 def test_a_pair_without_calibration_measures_nothing(
@@ -69,6 +91,15 @@ def test_a_pair_without_calibration_measures_nothing(
 ) -> None:
     found = run(capsys, *arguments, "--pair", str(pair_file))
     assert (found["judges"], found["shares"]) == ({}, [])
+
+
+def test_samples_need_judgements_and_vectors_by_row(
+    arguments: list[str], pair_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = arguments.index("--qrels")
+    without = arguments[:at] + arguments[at + 2 :]
+    assert main([*without, "--pair", str(pair_file), "--sizes", "40"]) == 1
+    assert error_code(capsys.readouterr().err) == "no_samples"
 
 
 def test_the_folder_of_the_result_must_exist(arguments: list[str], tmp_path: Path) -> None:

@@ -56,11 +56,14 @@ def test_features_are_the_nearest_cosine_and_what_the_nearest_rows_say_of_the_qu
     dense = rows(*((0.9 - i / 100, i) for i in range(12)))
     # Row 11 is not among the ten nearest, and row 50 is not near at all.
     lexical = rows((0.8, 50), (0.7, 11), (0.5, 9), (0.2, 0))
-    features = measure(dense, lexical, idf=20.0)
-    assert features == pytest.approx({"cosine": 0.9, "lexical": math.log1p(10)})
-    assert measure(dense, rows((0.8, 50)), 20.0)["lexical"] == 0
-    assert measure(dense, rows(), 20.0)["lexical"] == 0
-    assert measure(dense) == pytest.approx({"cosine": 0.9})
+    features = measure(QUERY, 60, dense, lexical, idf=20.0)
+    alone = {"cosine": 0.9, "length": math.log(8), "size": math.log(60)}
+    # Of the ten nearest rows two have 0.5 and 0.2 of the query.
+    expected = {"lexical": math.log1p(10), "overlap": math.log1p(1.4), "idf": math.log1p(20)}
+    assert features == pytest.approx(alone | expected)
+    assert measure(QUERY, 60, dense, rows((0.8, 50)), 20.0)["lexical"] == 0
+    assert measure(QUERY, 60, dense, rows(), 20.0)["lexical"] == 0
+    assert measure(QUERY, 60, dense) == pytest.approx(alone)
 
 
 def test_the_score_is_a_logistic_regression_and_never_overflows() -> None:
@@ -134,8 +137,8 @@ def test_a_judge_of_an_index_of_another_size_is_not_used(
 ) -> None:
     pair = load_pair(str(judged))
     judges = {
-        "dense": JUDGE.model_copy(update={"vectors": 601}),
-        "hybrid": BOTH.model_copy(update={"vectors": 600}),
+        "dense": JUDGE.model_copy(update={"vectors": (61, 6010)}),
+        "hybrid": BOTH.model_copy(update={"vectors": (60, 6000)}),
     }
     write_pair(pair.model_copy(update={"answerable": judges}), judged)
     client = serve(pair=str(judged))
@@ -184,6 +187,7 @@ def test_python_and_the_command_return_the_score_of_the_service(
 @pytest.mark.parametrize(
     ("mode", "threshold", "feature"),
     [
+        ("dense", 0.5, "idf"),
         ("lexical", 0.5, "cosine"),
         ("dense", 0.5, "lexical"),
         ("dense", 1.5, "cosine"),
@@ -202,3 +206,9 @@ def test_a_calibration_that_no_search_can_use_is_an_error(
 
 def test_a_written_pair_keeps_its_calibration(judged: Path) -> None:
     assert load_pair(str(judged)).answerable == {"dense": JUDGE, "hybrid": BOTH}
+
+
+def test_one_number_of_an_older_release_means_a_tenth_to_ten_times_as_many() -> None:
+    assert (JUDGE.vectors, Answerability.model_validate(JUDGE.model_dump())) == ((6, 600), JUDGE)
+    larger = Answerability.model_validate(JUDGE.model_dump() | {"vectors": 14_955})
+    assert larger.vectors == (1496, 149_550)
