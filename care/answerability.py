@@ -150,7 +150,7 @@ def _questions(
             id_,
             text,
             True,
-            [row for each in qrels.get(id_, ()) for row in rows.get(each, ())],
+            [row for each in sorted(qrels.get(id_, ())) for row in rows.get(each, ())],
         )
         for name, id_, text in _read(options.queries)
     ], [_Question(name, id_, text, False) for name, id_, text in _read(options.unanswerable)]

@@ -100,9 +100,16 @@ def cross_validated(cases: Sequence[Case], refused_share: float) -> tuple[Number
 
 
 def shares(
-    mode: str, cases: Sequence[Case], scores: Numbers, thresholds: Numbers, before: Numbers | None
+    mode: str,
+    cases: Sequence[Case],
+    scores: Numbers,
+    thresholds: Numbers,
+    before: NDArray[np.bool_] | None,
 ) -> list[Share]:
-    """Returns the share of each set in indexes of each size; the last three are float64 [n]."""
+    """Returns the share of each set in indexes of each size.
+
+    `scores` and `thresholds` are float64 [n], and `before`, bool [n], says what was refused before.
+    """
     groups: dict[tuple[int, str], list[int]] = {}
     for at, case in enumerate(cases):
         groups.setdefault((case.vectors, case.name), []).append(at)

@@ -62,7 +62,7 @@ def measure(
     return features
 
 
-def answerable(judge: Answerability, features: Features) -> float:
+def answerable(judge: Answerability, features: Mapping[str, float]) -> float:
     """Returns a score from 0 to 1, by logistic regression."""
     logit = judge.intercept + sum(w * features[name] for name, w in judge.weights.items())
     # Beyond this range the score does not change any more.
