@@ -25,6 +25,9 @@ _L2 = 1.0
 _STEPS = 100
 # Of older calibrations: beside `overlap` it tells nothing.
 _NOT_FITTED = "lexical"
+# In one set of answered questions they tell the manner of its writer: questions of the sample are
+# long, and short ones would be refused.
+_OF_MANNER = {"length", "idf"}
 # A feature that varies less is the same for all.
 _CONSTANT = 1e-6
 
@@ -135,7 +138,9 @@ def _fit(cases: Sequence[Case], vectors: tuple[int, int], refused_share: float) 
     weights = np.array([1 / sets[case.answered, case.name, case.vectors] for case in cases])
     for own in (labels, ~labels):
         weights[own] *= len(cases) / 2 / weights[own].sum()
-    names = [name for name in cases[0].features if name != _NOT_FITTED]
+    one_manner = len({case.name for case in cases if case.answered}) == 1
+    left_out = {_NOT_FITTED} | (_OF_MANNER if one_manner else set())
+    names = [name for name in cases[0].features if name not in left_out]
     columns = {name: np.array([case.features[name] for case in cases]) for name in names}
     columns = {name: values for name, values in columns.items() if values.std() > _CONSTANT}
     values = np.column_stack([*columns.values()])

@@ -13,7 +13,10 @@ def questions(
 ) -> list[Case]:
     rng = np.random.default_rng(count)
     values = rng.normal([mean, 0.0], 1.0, (count, 2)).tolist()
-    features = ({"cosine": cosine, "idf": idf, "size": 3.0} for cosine, idf in values)
+    features = (
+        {"cosine": cosine, "overlap": overlap, "length": overlap + 1, "size": 3.0}
+        for cosine, overlap in values
+    )
     return [Case(name, f"{i}", vectors, answered, each) for i, each in enumerate(features)]
 
 
@@ -27,7 +30,7 @@ def test_the_fit_is_the_logistic_regression_of_two_normal_distributions() -> Non
     cases = questions(2, 20_000, answered=True) + questions(0, 5_000, answered=False)
     judge = fit(cases, (1, 9), 0.02)
     assert judge.intercept == pytest.approx(-2, abs=0.1)
-    assert judge.weights == pytest.approx({"cosine": 2, "idf": 0}, abs=0.1)
+    assert judge.weights == pytest.approx({"cosine": 2, "overlap": 0}, abs=0.1)
     assert judge.vectors == (1, 9)
 
 
@@ -38,6 +41,8 @@ def test_sets_weigh_the_same_whatever_their_number() -> None:
     judge = fit([*few, *many, *other], (1, 9), 0.05)
     assert (refused(judge, few) + refused(judge, many)) / 2 == pytest.approx(0.05, abs=0.006)
     assert refused(judge, few) > 0.08
+    assert "length" in judge.weights
+    assert "length" not in fit([*few, *other], (1, 9), 0.05).weights  # only a writer's manner
 
 
 def test_each_question_is_judged_by_what_is_fitted_on_others() -> None:
