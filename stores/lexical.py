@@ -315,7 +315,7 @@ class LexicalIndex:
         A word of the term list is there if all terms of it, or of one that it means, are.
         """
         parts = self._term_list.split(query) if self._term_list else [(query,)]
-        required = []
+        required: list[tantivy.Query] = []
         for part in parts:
             ways = [set(self._terms(text, characters=False)) for text in part]
             known = [way for way in ways if way and all(map(self.weight, way))]
