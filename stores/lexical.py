@@ -191,7 +191,6 @@ class LexicalIndex:
 
     Attributes:
         count: Number of rows, with the deleted ones.
-        term_list: As given.
         weight: Returns the weight of a term in BM25: its idf, or 0 if no document has it.
 
     Raises:
@@ -316,7 +315,7 @@ class LexicalIndex:
         A word of the term list is there if all terms of it, or of one that it means, are.
         """
         parts = self.term_list.split(query) if self.term_list else [(query,)]
-        required = []
+        required: list[tantivy.Query] = []
         for part in parts:
             ways = [set(self._terms(text, characters=False)) for text in part]
             known = [way for way in ways if way and all(map(self.weight, way))]
