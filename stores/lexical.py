@@ -53,7 +53,7 @@ _K1 = 1.2
 _MEANT_WEIGHT = 0.5
 # What a passage that says a short query as a whole scores beside BM25, and the most terms of such a
 # query: three words (docs/evaluate.md).
-_WHOLE = 0.1
+_WHOLE = 0.15
 _SHORT = 12
 # Terms whose weights are kept in memory.
 _WEIGHTS = 1 << 16
@@ -191,6 +191,7 @@ class LexicalIndex:
 
     Attributes:
         count: Number of rows, with the deleted ones.
+        term_list: As given.
         weight: Returns the weight of a term in BM25: its idf, or 0 if no document has it.
 
     Raises:
