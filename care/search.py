@@ -257,7 +257,7 @@ class SearchIndex:
         if not rows:
             message = f"no document or chunk of index '{self.name}' has this id"
             raise CareError(message, code="unknown_document", index=self.name)
-        return [documents[row] for row in rows]
+        return [stored.document() for stored in documents.read(rows)]
 
     def documents(self) -> Iterator[Document]:
         """Yields the documents or, if they are split, the chunks, in the order of the corpus."""

@@ -120,21 +120,20 @@ class DocumentReader:
         return self._count
 
     def __getitem__(self, row: int) -> Document:
-        batch, at = self._locate(row)
-        return batch.document(at)
+        return self.read([row])[0].document()
+
+    def read(self, rows: Sequence[int]) -> "list[StoredDocument]":
+        """Returns what is stored of rows, in their order; IndexError if there is none of one."""
+        return [StoredDocument(*self._locate(row)) for row in rows]
 
     def __iter__(self) -> Iterator[Document]:
         for batch in self._batches:
             for at in range(batch.count):
-                yield batch.document(at)
+                yield StoredDocument(batch, at).document()
 
     def numbered(self) -> Iterator[tuple[int, Document]]:
         """Yields each document with its row."""
         return enumerate(self)
-
-    def id(self, row: int) -> str:
-        batch, at = self._locate(row)
-        return batch.ids[at]
 
     def find(self, id_: str, within: RowArray | None = None) -> range:
         """Returns the row of the document or chunk with an id, or the rows of a split document.
@@ -192,22 +191,10 @@ class DocumentReader:
         numbers = at.take(rows).to_pylist()
         return {ids[n]: row for n, row in zip(numbers, rows.to_pylist(), strict=True)}
 
-    def json(self, row: int) -> JsonDocument:
-        batch, at = self._locate(row)
-        return batch.json(at)
-
-    def text(self, row: int) -> str:
-        batch, at = self._locate(row)
-        return batch.texts[at]
-
-    def metadata(self, row: int) -> dict[str, Any]:
-        batch, at = self._locate(row)
-        return batch.metadata(at)
-
     def listed(self, start: int, limit: int) -> list[ListedDocument]:
         """Returns at most `limit` documents that begin in row `start` or later, in row order."""
         rows = self._beginning(start)[:limit].tolist()
-        return [batch.listed(at) for batch, at in map(self._locate, rows)]
+        return [document.listed() for document in self.read(rows)]
 
     def _beginning(self, start: int) -> RowArray:
         """Returns the rows from `start` on in which a document begins, int64 [n]."""
@@ -248,31 +235,52 @@ class _Texts:
 
 
 class _Rows:
-    """The rows of one batch of the file."""
+    """The columns of one batch of the file."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.count = len(batch)
-        self.ids, self._titles, self.texts, self._metadata = map(_Texts, batch.columns[:4])
-        self._chunks = batch.columns[4:]
+        self.ids, self.titles, self.texts, self.metadata = map(_Texts, batch.columns[:4])
+        self.chunks = batch.columns[4:]
 
-    def document(self, at: int) -> Document:
-        texts = self.ids[at], self.texts[at], self._titles[at]
-        chunk = (column[at].as_py() for column in self._chunks)
-        return Document(*texts, self.metadata(at), *chunk)
 
-    def metadata(self, at: int) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._metadata[at])
+class StoredDocument(NamedTuple):
+    """A row of a file of documents; each of its fields is read when it is asked for."""
+
+    batch: _Rows
+    at: int
+
+    @property
+    def id(self) -> str:
+        return self.batch.ids[self.at]
+
+    @property
+    def title(self) -> str:
+        return self.batch.titles[self.at]
+
+    @property
+    def text(self) -> str:
+        return self.batch.texts[self.at]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.batch.metadata[self.at])
         return found
 
-    def listed(self, at: int) -> ListedDocument:
-        parent, _, chunks = (c[at].as_py() for c in self._chunks) if self._chunks else (None,) * 3
-        return ListedDocument(self.ids[at] if parent is None else parent, self._titles[at], chunks)
+    def document(self) -> Document:
+        return Document(self.id, self.text, self.title, self.metadata, *self._chunk())
 
-    def json(self, at: int) -> JsonDocument:
+    def listed(self) -> ListedDocument:
+        parent, _, chunks = self._chunk() or (None,) * 3
+        return ListedDocument(self.id if parent is None else parent, self.title, chunks)
+
+    def json(self) -> JsonDocument:
+        batch, at = self
         chunk = b""
-        if self._chunks:
+        if batch.chunks:
             names = "parent", "chunk", "chunks"
-            values = (column[at].as_py() for column in self._chunks)
-            chunk = b"," + to_json(dict(zip(names, values, strict=True)))[1:-1]
-        id_, title, text = (to_json(c[at]) for c in (self.ids, self._titles, self.texts))
-        return JsonDocument(id_, title, text, self._metadata[at].encode(), chunk)
+            chunk = b"," + to_json(dict(zip(names, self._chunk(), strict=True)))[1:-1]
+        id_, title, text = (to_json(c[at]) for c in (batch.ids, batch.titles, batch.texts))
+        return JsonDocument(id_, title, text, batch.metadata[at].encode(), chunk)
+
+    def _chunk(self) -> tuple[Any, ...]:
+        return tuple(column[self.at].as_py() for column in self.batch.chunks)

@@ -135,7 +135,7 @@ class IndexState:
 
     def chunks(self, rows: range) -> list[Document]:
         """Returns the document in some rows: its chunks or, without chunking, itself."""
-        return [self.documents[row] for row in rows]
+        return [stored.document() for stored in self.documents.read(rows)]
 
     def stores_vectors(self, segment: int) -> bool:
         """Returns whether a segment, given by its place, stores the vectors themselves."""
@@ -183,7 +183,7 @@ class IndexState:
         canaries = self.manifest.canaries
         for canary, vector in zip(canaries, canary_vectors(canaries), strict=True):
             rows = base.vectors.search(vector, _CANARY_DEPTH)[1]
-            texts = (base.documents[row] for row in rows.tolist())
+            texts = base.documents.read(rows.tolist())
             found += any(document_text(one.title, one.text) == canary.text for one in texts)
         if found < _CANARIES_FOUND * len(canaries):
             version = self.parts[0].folder.name

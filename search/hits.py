@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, overload
 from pydantic_core import to_json
 
 from core.documents import DocumentReader, JsonDocument
-from core.types import Check, Evidence, Hit, no_check
+from core.types import Check, Document, Evidence, Hit, no_check
 from search.evidence import Asked, best_sentence
 from search.fusion import Channel
 from stores.base import ScoredRows
@@ -19,7 +19,7 @@ from stores.order import rounded
 _FEW_HITS = 64
 # Most bytes of a character in UTF-8.
 _UTF8_BYTES = 4
-# Hits of one piece of JSON.
+# Hits that are read together, and of one piece of JSON.
 _HITS = 16
 
 
@@ -81,12 +81,13 @@ class Hits(Sequence[Hit]):
         self._read: list[JsonDocument] | None = None
         self._sentences: list[Evidence | None] | None = None
         if len(self._found) <= _FEW_HITS:
-            self._read = [documents.json(row) for _, row in self._found]
+            stored = documents.read(rows[1].tolist())
+            self._read = [one.json() for one in stored]
             if question is not None:
                 self._sentences = []
-                for _, row in self._found:
+                for one in stored:
                     check()
-                    self._sentences.append(best_sentence(question, documents.text(row)))
+                    self._sentences.append(best_sentence(question, one.text))
 
     def __len__(self) -> int:
         return len(self._found)
@@ -96,21 +97,26 @@ class Hits(Sequence[Hit]):
     @overload
     def __getitem__(self, at: slice) -> list[Hit]: ...
     def __getitem__(self, at: int | slice) -> Hit | list[Hit]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(len(self))[at]]
-        score, row = self._found[at]
-        d = self._documents[row]
-        chunk = d.parent, d.chunk, d.chunks
-        why = self._explain(row) if self._explain else None
-        more = *chunk, why, self._evidence(at)
-        return Hit(d.id, score, at % len(self) + 1, d.title, d.text, d.metadata, *more)
+        if not isinstance(at, slice):
+            return self[at : at + 1 or None][0]
+        places = range(len(self))[at]
+        stored = self._documents.read([self._found[i][1] for i in places])
+        return [self._hit(i, one.document()) for i, one in zip(places, stored, strict=True)]
 
-    def _evidence(self, at: int) -> Evidence | None:
+    def __iter__(self) -> Iterator[Hit]:
+        for first in range(0, len(self), _HITS):
+            yield from self[first : first + _HITS]
+
+    def _hit(self, at: int, d: Document) -> Hit:
+        score, row = self._found[at]
+        why = self._explain(row) if self._explain else None
+        more = d.parent, d.chunk, d.chunks, why, self._evidence(at, d.text)
+        return Hit(d.id, score, at + 1, d.title, d.text, d.metadata, *more)
+
+    def _evidence(self, at: int, text: str) -> Evidence | None:
         if self._sentences:
             return self._sentences[at]
-        if self._question is None:
-            return None
-        return best_sentence(self._question, self._documents.text(self._found[at][1]))
+        return best_sentence(self._question, text) if self._question else None
 
     @property
     def text_bytes(self) -> int | None:
@@ -130,13 +136,15 @@ class Hits(Sequence[Hit]):
         others = attrgetter("title", *include, "chunk")
         for first in range(0, len(self), _HITS):
             hits = []
-            for at in range(first, min(first + _HITS, len(self))):
-                score, row = self._found[at]
-                d = self._read[at] if self._read else self._documents.json(row)
+            found = self._found[first : first + _HITS]
+            stored = [] if self._read else self._documents.read([row for _, row in found])
+            for at, (score, row) in enumerate(found, first):
+                d = self._read[at] if self._read else stored[at - first].json()
                 hit = form % (d.id, to_json(score), at + 1, *others(d))
                 if self._explain:
                     hit = b'%b,"explain":%b}' % (hit[:-1], to_json(self._explain(row)))
                 if self._question is not None:
-                    hit = b'%b,"evidence":%b}' % (hit[:-1], to_json(self._evidence(at)))
+                    text = "" if self._sentences else stored[at - first].text
+                    hit = b'%b,"evidence":%b}' % (hit[:-1], to_json(self._evidence(at, text)))
                 hits.append(hit)
             yield (b"," if first else b"") + b",".join(hits)

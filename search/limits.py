@@ -65,8 +65,8 @@ class HitLimits:
     def _within_values(self, rows: RowArray, field: str) -> list[int]:
         counts: Counter[str] = Counter()
         kept: list[int] = []
-        for at, row in enumerate(rows.tolist()):
-            values = filter_values(self._documents.metadata(row).get(field))
+        for at, stored in enumerate(self._documents.read(rows.tolist())):
+            values = filter_values(stored.metadata.get(field))
             if any(counts[value] >= self._per_value for value in values):
                 continue
             counts.update(values)

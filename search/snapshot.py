@@ -82,12 +82,13 @@ class Snapshot:
 
     def ordered(self, found: ScoredRows, most: int | None = None) -> ScoredRows:
         """Returns the `most` first scored rows, by default all, in the order of hits."""
-        return ordered(found, self.segment.documents.id, most)
+        read = self.segment.documents.read
+        return ordered(found, lambda rows: [stored.id for stored in read(rows)], most)
 
     def texts(self, rows: RowArray) -> list[str]:
         """Returns the text of each row, with its title, as encoders read it."""
-        read = map(self.segment.documents.__getitem__, rows.tolist())
-        return [document_text(document.title, document.text) for document in read]
+        read = self.segment.documents.read(rows.tolist())
+        return [document_text(stored.title, stored.text) for stored in read]
 
 
 def load_index(

@@ -25,10 +25,12 @@ def rounded(scores: FloatArray) -> NDArray[np.float64]:
     return precise.round(DECIMALS)
 
 
-def ordered(found: ScoredRows, id_of: Callable[[int], str], most: int | None = None) -> ScoredRows:
+def ordered(
+    found: ScoredRows, ids_of: Callable[[list[int]], list[str]], most: int | None = None
+) -> ScoredRows:
     """Returns the `most` first of scored rows, by default all, in the order of hits.
 
-    `id_of` returns the id of a row; it is called for rows with equal scores only.
+    `ids_of` returns the ids of rows; it is called once, for rows with equal scores only.
     """
     scores, rows = found
     values = rounded(scores)
@@ -43,12 +45,9 @@ def ordered(found: ScoredRows, id_of: Callable[[int], str], most: int | None = N
     equal = values[1:end] == values[: max(end - 1, 0)]
     if equal.any():
         order = np.arange(end)
-        starts = np.flatnonzero(np.append(True, ~equal))
-        ends = np.append(starts[1:], end)
-        for at in np.flatnonzero(ends - starts > 1).tolist():
-            tied = range(starts[at], ends[at])
-            ids = dict(zip(tied, map(id_of, rows[starts[at] : ends[at]].tolist()), strict=True))
-            order[starts[at] : ends[at]] = sorted(ids, key=ids.__getitem__, reverse=True)
+        tied = np.flatnonzero(np.append(False, equal) | np.append(equal, False))
+        ids = dict(zip(tied.tolist(), ids_of(rows[tied].tolist()), strict=True))
+        order[tied] = sorted(ids, key=lambda at: (values[at], ids[at]), reverse=True)
         scores, rows = scores[order], rows[order]
     return scores[:most], rows[:most]
 

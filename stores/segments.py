@@ -8,14 +8,13 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, pairwise
-from typing import Any
+from itertools import chain, groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from core.documents import DocumentReader
+from core.documents import DocumentReader, StoredDocument
 from core.filter_rows import HashedRequirement
 from core.filter_table import encode_value
 from core.filters import FilterReader, RecentRows, Selection
@@ -122,9 +121,12 @@ class JoinedDocuments(DocumentReader):
         found = np.concatenate(rows)
         return found[~self._map.deleted[found]]
 
-    def _locate(self, row: int) -> tuple[Any, int]:
-        segment, own = self._map.locate(row)
-        return self._parts[segment]._locate(own)
+    def read(self, rows: Sequence[int]) -> list[StoredDocument]:
+        read: dict[int, StoredDocument] = {}
+        for segment, group in groupby(sorted(rows), lambda row: self._map.locate(row)[0]):
+            own, first = list(group), int(self._map.first[segment])
+            read.update(zip(own, self._parts[segment].read([r - first for r in own]), strict=True))
+        return [read[row] for row in rows]
 
 
 class JoinedFilters(FilterReader):

@@ -16,6 +16,8 @@ from service.pipeline.engine import Engine
 from service.pipeline.pipeline import DEADLINE_EXCEEDED
 
 _T = TypeVar("_T")
+# Chunks of a document that are read together.
+_CHUNKS = 64
 
 
 async def find(
@@ -60,7 +62,7 @@ def tag_of(index: Snapshot, rows: range, id_: str) -> str:
 
     A chunk of a document that is split has none: "".
     """
-    documents = [index.segment.documents[row] for row in rows]
+    documents = [stored.document() for stored in index.segment.documents.read(rows)]
     if documents[0].parent not in (None, id_):
         return ""
     return document_tag(*documents)
@@ -100,14 +102,16 @@ async def before(deadline: float, work: "asyncio.Future[_T]") -> _T:
 
 def document_json(index: Snapshot, rows: range, id_: str) -> Iterator[bytes]:
     """Yields a `DocumentResponse`, given the rows that `find` returns for an id."""
-    first = index.segment.documents.json(rows[0])
+    read = index.segment.documents.read
+    first = read(rows[:1])[0].json()
     yield b'{"id":%b,"title":%b,"metadata":%b,' % (to_json(id_), first.title, first.metadata)
     if len(rows) == 1:
         yield b'"text":%b%b,"passages":[' % (first.text, first.chunk)
     else:
         yield b'"text":null,"chunks":%d,"passages":[' % len(rows)
-        for at, row in enumerate(rows):
-            chunk = index.segment.documents.json(row)
+        parts = (rows[at : at + _CHUNKS] for at in range(0, len(rows), _CHUNKS))
+        chunks = (stored.json() for part in parts for stored in read(part))
+        for at, chunk in enumerate(chunks):
             passage = b'{"id":%b,"chunk":%d,"text":%b}' % (chunk.id, at, chunk.text)
             yield b"," * (at > 0) + passage
     yield b'],"index":%b}' % index.reference

@@ -67,7 +67,7 @@ def test_a_server_encodes_what_is_written(
     segment = load_index(IndexFolder(settings.indexes, "test"), BigramEncoder()).segment
     vector = BigramEncoder().encode(["流感\n患者居家隔离的要点。"]).vectors[0]
     scores, rows = segment.vectors.search(vector, 1)
-    assert segment.documents.id(int(rows[0])) == "new"
+    assert segment.documents[int(rows[0])].id == "new"
     assert scores[0] == pytest.approx(1, abs=1e-5)
 
 

@@ -44,8 +44,8 @@ def test_documents_round_trip_over_any_number_of_batches(tmp_path: Path, count: 
     assert list(reader) == documents
     for row in {0, 4095, 4096, 4097, count - 1} & set(range(count)):
         assert reader[row] == documents[row]
-        assert reader.id(row) == documents[row].id
-        assert (reader.text(row), reader.metadata(row)) == (f"text {row}", {"i": row})
+        (stored,) = reader.read([row])
+        assert (stored.id, stored.text, stored.metadata) == (f"d{row}", f"text {row}", {"i": row})
 
 
 def test_any_text_and_metadata_round_trip(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_documents_are_read_as_json(
 ) -> None:
     reader = DocumentReader(write(tmp_path / "d.arrow", documents, chunked=chunked))
     for row, document in enumerate(documents):
-        found = reader.json(row)
+        found = reader.read([row])[0].json()
         names = ("id", "title", "text", "metadata")
         fields = {name: json.loads(getattr(found, name)) for name in names}
         assert fields == {name: getattr(document, name) for name in names}

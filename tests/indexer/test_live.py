@@ -92,9 +92,9 @@ def test_a_write_is_found_and_a_repeated_one_changes_nothing(
     assert manifest.filter_fields == {"department": 4, "rare": 2, "tags": 6}
     segment = opened(index)
     vector = BigramEncoder().encode(["咳嗽\n多喝水。"]).vectors[0]
-    assert segment.documents.id(int(segment.vectors.search(vector, 1)[1][0])) == "new"
+    assert segment.documents[int(segment.vectors.search(vector, 1)[1][0])].id == "new"
     assert segment.full_text
-    assert segment.documents.id(int(segment.full_text.search("多喝水", 1)[1][0])) == "new"
+    assert segment.documents[int(segment.full_text.search("多喝水", 1)[1][0])].id == "new"
     before = state(index.root)
     again = one(live, put=(record,), delete=("d0007",))
     assert (counts(again), again.version, again.missing) == (

@@ -135,16 +135,10 @@ def test_rows_have_the_documents_of_one_segment(
     whole, several, deleted = segments
     assert several.count == whole.count
     for row, document in enumerate(whole.documents):
-        found = several.documents
-        assert (found[row], found.id(row), found.text(row)) == (
-            document,
-            document.id,
-            document.text,
-        )
-        assert (found.json(row), found.metadata(row)) == (
-            whole.documents.json(row),
-            document.metadata,
-        )
+        (found,), (expected,) = several.documents.read([row]), whole.documents.read([row])
+        assert found.document() == several.documents[row] == document
+        assert (found.id, found.title, found.text) == (document.id, document.title, document.text)
+        assert (found.json(), found.metadata) == (expected.json(), document.metadata)
         gone = range(0) if row in deleted else whole.documents.find(document.id)
         assert several.documents.find(document.id) == gone
         parent = whole.documents.find(document.parent or "")
@@ -152,6 +146,8 @@ def test_rows_have_the_documents_of_one_segment(
             range(0) if row in deleted else parent
         )
     rows = np.random.default_rng(1).permutation(whole.count)
+    stored = several.documents.read([*rows.tolist(), int(rows[0])])
+    assert [one.document() for one in stored] == [whole.documents[row] for row in [*rows, rows[0]]]
     assert np.array_equal(several.documents.first_chunks(rows), whole.documents.first_chunks(rows))
     live = [(row, one) for row, one in enumerate(whole.documents) if row not in deleted]
     assert list(several.documents.numbered()) == live
@@ -162,7 +158,7 @@ def test_rows_have_the_documents_of_one_segment(
         assert several.documents.listed(start, COUNT) == expected
         assert several.documents.listed(start, 3) == expected[:3]
     with pytest.raises(IndexError):
-        several.documents.id(whole.count)
+        several.documents.read([0, whole.count])
 
 
 def test_ids_are_found_within_rows_only(segments: tuple[Segment, Segment, list[int]]) -> None:
