@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,8 @@ from stores.order import DECIMALS
 # within the limit, `_WIDEN` times more. The last search then takes three quarters of the time.
 _OVERFETCH = 4
 _WIDEN = 4
+# Rows whose values are read together.
+_READ = 256
 # Steps that scores are compared in (`stores/order.py`).
 _STEP = 10.0**-DECIMALS
 
@@ -65,7 +68,8 @@ class HitLimits:
     def _within_values(self, rows: RowArray, field: str) -> list[int]:
         counts: Counter[str] = Counter()
         kept: list[int] = []
-        for at, stored in enumerate(self._documents.read(rows.tolist())):
+        pieces = (rows[at : at + _READ].tolist() for at in range(0, len(rows), _READ))
+        for at, stored in enumerate(chain.from_iterable(map(self._documents.read, pieces))):
             values = filter_values(stored.metadata.get(field))
             if any(counts[value] >= self._per_value for value in values):
                 continue

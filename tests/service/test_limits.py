@@ -1,6 +1,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -217,8 +218,8 @@ class _Metadata:
     def __init__(self, parts: Sequence[int]) -> None:
         self._parts = parts
 
-    def metadata(self, row: int) -> dict[str, Any]:
-        return {"part": self._parts[row]}
+    def read(self, rows: Sequence[int]) -> list[SimpleNamespace]:
+        return [SimpleNamespace(metadata={"part": self._parts[row]}) for row in rows]
 
 
 def excluded_parts(query: Query) -> list[Any]:
