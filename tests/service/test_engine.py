@@ -185,9 +185,7 @@ def test_two_hundred_reloads_fail_no_request_and_leak_nothing(
     assert after - before < 8_000_000
 
 
-def test_an_unavailable_store_is_503(
-    serve: Serve, manifest: IndexManifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unavailable_store_is_503(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     client = serve()
 
     def search(self: object, query: FloatArray, *_: Any) -> Any:
@@ -209,7 +207,7 @@ def test_an_unavailable_store_is_503(
 
 @pytest.mark.parametrize("path", ["/search/batch", "/v1/embeddings"])
 def test_a_failed_batch_leaves_no_unretrieved_exceptions(
-    serve: Serve, manifest: IndexManifest, caplog: pytest.LogCaptureFixture, path: str
+    serve: Serve, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     """The event loop logs exceptions of futures that were never retrieved."""
     client = serve(FailingEncoder())
@@ -288,9 +286,7 @@ def test_a_watching_service_survives_bad_and_missing_versions(
     assert codes() == ["wrong_size", "no_active_version"]
 
 
-def test_a_pair_loaded_from_a_file_is_shown_by_its_name(
-    serve: Serve, manifest: IndexManifest, tmp_path: Path
-) -> None:
+def test_a_pair_loaded_from_a_file_is_shown_by_its_name(serve: Serve, tmp_path: Path) -> None:
     """Neither responses nor metrics show a path on the server."""
     path = tmp_path / "pair.toml"
     write_pair(load_pair("care-mini").model_copy(update={"name": "mine"}), path)

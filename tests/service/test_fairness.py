@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from core.manifest import IndexManifest
 from service.limits import Client, Limits, Shares, Usage
 from service.pipeline.fairness import FairExecutor, FairQueue
 from service.settings import Settings
@@ -171,7 +170,7 @@ def test_an_index_keeps_its_share_of_a_limit_however_many_clients_another_has() 
 
 @pytest.mark.parametrize("mode", ["dense", "hybrid"])
 def test_a_query_does_not_wait_for_the_batches_of_another_client(
-    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder, mode: str
+    serve: Serve, encoder: BlockingEncoder, mode: str
 ) -> None:
     client = serve(encoder, batch_tokens=64, cache_entries=0, **keys())
     answered: list[str] = []
@@ -200,7 +199,7 @@ def test_a_query_does_not_wait_for_the_batches_of_another_client(
 
 
 def test_a_full_queue_admits_the_share_of_another_client(
-    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+    serve: Serve, encoder: BlockingEncoder
 ) -> None:
     client = serve(encoder, queue_tokens=40, **keys())
     with ThreadPoolExecutor(8) as pool:

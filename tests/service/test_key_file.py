@@ -12,7 +12,6 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from core.errors import CareError
-from core.manifest import IndexManifest
 from service.access import key_file
 from service.access.api_keys import new_key
 from service.access.grants import Caller, Grant
@@ -93,7 +92,7 @@ role = "search"
 """
 
 
-def test_a_file_with_tables_is_toml(serve: Serve, manifest: IndexManifest, path: Path) -> None:
+def test_a_file_with_tables_is_toml(serve: Serve, path: Path) -> None:
     client = serve(api_keys_file=path)
     replace(path, TOML)
     until(lambda: status(client, "secret") == 200)
@@ -137,9 +136,7 @@ def test_a_wrong_file_is_an_error_at_the_start(
     assert "aaaa" not in str(caught.value)
 
 
-def test_a_new_key_is_accepted_and_the_old_one_rejected(
-    serve: Serve, manifest: IndexManifest, path: Path
-) -> None:
+def test_a_new_key_is_accepted_and_the_old_one_rejected(serve: Serve, path: Path) -> None:
     client = serve(api_keys_file=path)
     assert (status(client, "asks"), status(client, "wrong")) == (200, 401)
     secret, entry = new_key("app", "search")
@@ -149,9 +146,7 @@ def test_a_new_key_is_accepted_and_the_old_one_rejected(
     assert sample(client, RELOADS, result="success") == 1
 
 
-def test_a_file_behind_a_changed_link_is_read(
-    serve: Serve, manifest: IndexManifest, tmp_path: Path
-) -> None:
+def test_a_file_behind_a_changed_link_is_read(serve: Serve, tmp_path: Path) -> None:
     """Kubernetes replaces the link ..data; size and time of the file may be the same."""
     (old, old_entry), (new, new_entry) = (new_key("app", "search") for _ in range(2))
     for folder, entry in (("..1", old_entry), ("..2", new_entry)):
@@ -171,7 +166,6 @@ def test_a_file_behind_a_changed_link_is_read(
 @pytest.mark.parametrize(("content", "code", "fields"), FAULTS)
 def test_a_wrong_file_keeps_the_keys_and_is_logged_once(
     serve: Serve,
-    manifest: IndexManifest,
     path: Path,
     caplog: pytest.LogCaptureFixture,
     content: bytes | str | None,
@@ -207,7 +201,7 @@ def test_a_wrong_file_keeps_the_keys_and_is_logged_once(
 
 
 def test_the_rate_limit_of_a_name_survives_the_replacement_of_its_key(
-    serve: Serve, manifest: IndexManifest, path: Path
+    serve: Serve, path: Path
 ) -> None:
     client = serve(api_keys_file=path, rate_limit=0.01, rate_burst=1)
 

@@ -18,8 +18,6 @@ from tests.service.conftest import BLOCKED, BlockingEncoder, Serve, sample
 if TYPE_CHECKING:
     from httpx2 import Response
 
-pytestmark = pytest.mark.usefixtures("manifest")
-
 QUERY = {"query": "高血压患者的护理"}
 
 

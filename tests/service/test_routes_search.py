@@ -92,7 +92,7 @@ class VaryingEncoder(BigramEncoder):
 
 @pytest.mark.parametrize("collapse", [False, True])
 def test_a_score_sent_as_min_score_keeps_its_hit_in_another_batch(
-    serve: Serve, manifest: IndexManifest, collapse: bool
+    serve: Serve, collapse: bool
 ) -> None:
     encoder = VaryingEncoder()
     client = serve(encoder, cache_entries=0)

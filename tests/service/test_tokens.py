@@ -206,9 +206,7 @@ def test_a_token_that_is_not_valid_is_as_an_unknown_key(
     assert len({answer.content for answer in answers}) == 1
 
 
-def test_without_the_setting_a_token_is_an_unknown_key(
-    serve: Serve, manifest: IndexManifest, tmp_path: Path
-) -> None:
+def test_without_the_setting_a_token_is_an_unknown_key(serve: Serve, tmp_path: Path) -> None:
     from pydantic import SecretStr
 
     from tests.conftest import SEARCH_KEY

@@ -358,7 +358,7 @@ def test_the_deadline_of_a_write_does_not_stop_it(client: TestClient, live: Held
     wait_for(lambda: ids(client)[0] == "new")
 
 
-def test_without_a_writer_writes_are_refused(serve: Serve, manifest: IndexManifest) -> None:
+def test_without_a_writer_writes_are_refused(serve: Serve) -> None:
     for writer in ("", "/nowhere"):
         client = serve(writer=writer)
         answer = client.put(DOCUMENTS, json=NEW)
