@@ -80,14 +80,6 @@ def test_a_reload_serves_the_version_that_current_names(
     assert len(answer["hits"]) == 30
 
 
-def test_a_reload_serves_an_older_version_too(
-    serve: Serve, versions: list[IndexManifest], tmp_path: Path
-) -> None:
-    client = serve()
-    IndexFolder(tmp_path / "indexes", "test").set_active(versions[0].version)
-    assert reload(client)["version"] == versions[0].version
-
-
 def test_a_corrupt_version_is_rejected_and_the_old_one_stays(
     serve: Serve, build_version: Builder, tmp_path: Path
 ) -> None:

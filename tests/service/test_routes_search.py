@@ -274,12 +274,6 @@ def test_pages_metrics_and_contract_are_served(
     assert response.text
 
 
-def test_the_pages_support_head_requests(client: TestClient) -> None:
-    response = client.head("/")
-    assert (response.status_code, response.content) == (200, b"")
-    assert int(response.headers["content-length"]) == len(client.get("/").content)
-
-
 @pytest.mark.parametrize("path", ["/", "/index", "/docs"])
 def test_pages_have_a_strict_content_security_policy(client: TestClient, path: str) -> None:
     headers = client.get(path).headers
