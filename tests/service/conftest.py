@@ -1,5 +1,6 @@
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -120,6 +121,13 @@ def serve(settings: Settings, built: tuple[Path, IndexManifest]) -> Iterator[Ser
 def client(serve: Serve) -> TestClient:
     """The real application over 60 documents, with the test encoder."""
     return serve()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def read_samples(client: TestClient) -> dict[Sample, float]:

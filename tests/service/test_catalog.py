@@ -5,7 +5,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from service.http.connections import available_connections
 from service.observe.metrics import Metrics
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
-from tests.service.conftest import Serve, sample
+from tests.service.conftest import Serve, sample, wait_until
 
 QUERY = "高血压患者的护理"
 
@@ -51,13 +51,6 @@ def catalog_of(client: TestClient) -> Catalog:
 def status(client: TestClient, path: str) -> tuple[int, str]:
     answer = client.post(path, json={"query": QUERY})
     return answer.status_code, answer.json()["code"]
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_each_index_answers_on_its_paths(serve: Serve, two: dict[str, IndexManifest]) -> None:

@@ -1,8 +1,7 @@
 import gc
 import threading
-import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from tests.service.conftest import (
     Serve,
     read_samples,
     sample,
+    wait_until,
 )
 
 QUERY = "高血压患者的护理"
@@ -227,13 +227,6 @@ def test_top_k_above_the_number_of_documents_returns_all(
     # All values of top_k above the size of the index share a cache key.
     assert [result["cached"] for result in results] == [True, size == 1, False]
     assert client.post("/search", json={"query": QUERY, "top_k": 1001}).status_code == 422
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def served(client: TestClient) -> str:

@@ -2,8 +2,6 @@
 
 import json
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from service.observe.logs import JsonFormatter
 from service.settings import Settings, warn_of_settings
 from tests.conftest import ADMIN_KEY, SEARCH_KEY
 from tests.errors import raises
-from tests.service.conftest import Serve, sample
+from tests.service.conftest import Serve, sample, wait_until
 
 RELOADS = "care_api_key_reloads_total"
 
@@ -35,13 +33,6 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "keys"
     path.write_text(SEARCH_KEY)
     return path
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def status(client: TestClient, secret: str) -> int:
@@ -95,7 +86,7 @@ role = "search"
 def test_a_file_with_tables_is_toml(serve: Serve, path: Path) -> None:
     client = serve(api_keys_file=path)
     replace(path, TOML)
-    until(lambda: status(client, "secret") == 200)
+    wait_until(lambda: status(client, "secret") == 200)
     assert status(client, "asks") == 200
     assert sample(client, RELOADS, result="success") == 1
 
@@ -141,7 +132,7 @@ def test_a_new_key_is_accepted_and_the_old_one_rejected(serve: Serve, path: Path
     assert (status(client, "asks"), status(client, "wrong")) == (200, 401)
     secret, entry = new_key("app", "search")
     replace(path, entry)
-    until(lambda: status(client, secret) == 200)
+    wait_until(lambda: status(client, secret) == 200)
     assert status(client, "asks") == 401
     assert sample(client, RELOADS, result="success") == 1
 
@@ -159,7 +150,7 @@ def test_a_file_behind_a_changed_link_is_read(serve: Serve, tmp_path: Path) -> N
     assert status(client, old) == 200
     (tmp_path / "..data_tmp").symlink_to("..2")
     (tmp_path / "..data_tmp").replace(tmp_path / "..data")
-    until(lambda: status(client, new) == 200)
+    wait_until(lambda: status(client, new) == 200)
     assert status(client, old) == 401
 
 
@@ -184,9 +175,9 @@ def test_a_wrong_file_keeps_the_keys_and_is_logged_once(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KeyFile, "_read", count)
         put(path, content)
-        until(lambda: sample(client, RELOADS, result="failure") == 1)
+        wait_until(lambda: sample(client, RELOADS, result="failure") == 1)
         seen = reads
-        until(lambda: reads > seen + 3)
+        wait_until(lambda: reads > seen + 3)
     lines = [
         json.loads(JsonFormatter().format(r)) for r in caplog.records if r.levelname == "ERROR"
     ]
@@ -197,7 +188,7 @@ def test_a_wrong_file_keeps_the_keys_and_is_logged_once(
     assert sample(client, RELOADS, result="failure") == 1
     secret, entry = new_key("app", "search")
     replace(path, entry)
-    until(lambda: status(client, secret) == 200)
+    wait_until(lambda: status(client, secret) == 200)
 
 
 def test_the_rate_limit_of_a_name_survives_the_replacement_of_its_key(
@@ -212,7 +203,7 @@ def test_the_rate_limit_of_a_name_survives_the_replacement_of_its_key(
     assert ask("asks") == 200
     secret, entry = new_key("app", "search")
     replace(path, entry)
-    until(lambda: status(client, secret) == 200)
+    wait_until(lambda: status(client, secret) == 200)
     assert ask(secret) == 429
 
 
