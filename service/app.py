@@ -78,12 +78,7 @@ class Shared:
 
 
 def load_query_encoder(settings: Settings, name: str | None = None) -> OnnxEncoder:
-    """Loads the query encoder of a pair, by default the configured one, and runs its warm-up.
-
-    Raises:
-        PairError: If the pair is unknown or not exported, or its files are missing or wrong.
-        ProviderError: If the configured provider is not installed or does not start.
-    """
+    """Loads the query encoder of a pair, by default the configured one, and runs its warm-up."""
     name = name or settings.pair
     pair = load_pair(name, settings.pairs)
     if pair.query.format != "onnx":
@@ -338,12 +333,7 @@ def _redis(settings: Settings, metrics: Metrics) -> "RedisGuard | None":
 
 
 def make_reranker(settings: Settings, breaker: Breaker) -> "RerankServer":
-    """Returns the client of the server of `CARE_RERANK_URL`, which is set.
-
-    Raises:
-        CareError: If the address or the key is not valid.
-        ProviderError: If a required package is not installed.
-    """
+    """Returns the client of the server of `CARE_RERANK_URL`, which is set."""
     with required_packages("CARE_RERANK_URL", "pip install 'care-retrieval[rerank]'"):
         from service.pipeline.rerank_server import RerankServer
     url, key = plain(settings.rerank_url), plain(settings.rerank_key)

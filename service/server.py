@@ -51,12 +51,7 @@ _SWITCH_THREADS = 0.001
 def serve(settings: Settings, announce: Callable[[str], None]) -> None:
     """Runs the service in this process until SIGINT or SIGTERM, which end it with status 0.
 
-    Args:
-        settings: The settings of the service.
-        announce: Called with the URL once the service accepts connections and handles signals.
-
-    Raises:
-        CareError: If a setting is wrong, or the encoder or the index cannot be loaded.
+    `announce` gets the URL once the service accepts connections and handles signals.
     """
     set_up_process(settings)
     restart_on_bus_error()

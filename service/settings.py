@@ -346,11 +346,7 @@ def known_variables() -> set[str]:
 
 
 def check_variables() -> None:
-    """Checks the names of all `CARE_*` variables, also of those in lower case.
-
-    Raises:
-        CareError: If a variable is unknown; the message names the nearest known one.
-    """
+    """Checks the names of all `CARE_*` variables, in lower case too; errors name the nearest."""
     known = known_variables()
     for name in sorted(os.environ.keys() - known):
         upper = name.upper()
@@ -386,9 +382,7 @@ def warn_of_settings(settings: Settings) -> None:
 def read_settings() -> Settings:
     """Reads the settings from the environment.
 
-    Raises:
-        CareError: If a variable is unknown or has a wrong value; the message names the variable and
-            does not quote the value.
+    A CareError names the variable, and does not quote its value.
     """
     check_variables()
     try:

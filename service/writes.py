@@ -36,12 +36,9 @@ _T = TypeVar("_T")
 
 
 class Writes:
-    """Sends writes to the writer process; all methods must be called on the event loop.
+    """Sends writes to the socket of the writer process, then lets all workers `follow` them.
 
-    Args:
-        path: The socket of the writer process.
-        follow: Lets all workers serve what is written.
-        metrics: What counts writes.
+    All methods must be called on the event loop.
     """
 
     def __init__(self, path: str, follow: Follow, metrics: Metrics) -> None:

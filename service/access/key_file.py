@@ -31,21 +31,11 @@ _Keys = TypeVar("_Keys", bound=Keys)
 
 
 class FollowedFile(Generic[_Keys]):
-    """A file of keys that is read again while the service runs.
+    """A file of keys that is read again while the service runs; `variable` is its setting.
 
     The content is compared, because a mounted secret changes by a link: the time and the size of
-    the file may stay.
-
-    Args:
-        path: The file.
-        parse: Returns the keys of a content; CareError if it is wrong.
-        variable: The setting that names the file.
-
-    Attributes:
-        keys: The keys of the last content without a fault.
-
-    Raises:
-        CareError: If the file cannot be read, or its content is wrong.
+    the file may stay. `keys` are those of the last content without a fault. `parse` returns the
+    keys of a content; CareError if the first one is wrong or cannot be read.
     """
 
     def __init__(self, path: Path, parse: Callable[[bytes], _Keys], variable: str) -> None:

@@ -15,16 +15,11 @@ STDOUT = "-"
 
 
 class AuditLog:
-    """Appends one line of JSON for each request to a file, or to standard output.
+    """Appends one line of JSON for each request to a file, or for `-` to standard output.
 
     A file that is renamed or removed meanwhile is made again, as those that rotate logs expect. All
-    workers write to the same file: each line is one write at its end.
-
-    Args:
-        path: The file, or `-` for standard output.
-
-    Raises:
-        CareError: If the file cannot be written.
+    workers write to the same file: each line is one write at its end. CareError if it cannot be
+    written.
     """
 
     def __init__(self, path: str) -> None:

@@ -49,12 +49,7 @@ class ChatServer:
         self._breaker = Breaker("the server of CARE_CHAT_URL")
 
     async def answer(self, messages: Sequence[Mapping[str, str]]) -> AsyncGenerator[str, None]:
-        """Yields the pieces of an answer to messages, as they arrive.
-
-        Raises:
-            UnavailableError: If the server does not complete the answer in time, or the breaker is
-                open.
-        """
+        """Yields the pieces of an answer as they arrive; UnavailableError if it breaks off."""
         try:
             with self._breaker.call(*_FAILURES):
                 async with asyncio.timeout(self._timeout), aclosing(self._pieces(messages)) as all_:

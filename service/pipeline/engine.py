@@ -262,11 +262,7 @@ class Engine:
         return vectors, sum(len(flight.tokenized) for flight in flights)
 
     async def check(self, index: Snapshot) -> None:
-        """Checks readiness: encodes and searches one canary of an index, ahead of the queue.
-
-        Raises:
-            RequestError: If that fails, or the service is shutting down.
-        """
+        """Encodes and searches one canary, ahead of the queue; RequestError if that fails."""
         async with self._checking:
             if self._draining:
                 raise RequestError("shutting_down", "the service is shutting down")

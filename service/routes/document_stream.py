@@ -140,9 +140,6 @@ async def write_lines(request: Request, timeout_ms: int | None) -> dict[str, Any
     """Writes the documents in the lines of a body; each group has the time of one request.
 
     What is written stays, also if an error ends the request or its client disconnects.
-
-    Raises:
-        RequestError: For the first group that fails as a whole.
     """
     state = get_state(request)
     settings, loop = state.settings, asyncio.get_running_loop()

@@ -148,11 +148,7 @@ class _Worker:
 
 
 def choose_workers(settings: Settings) -> tuple[int, str]:
-    """Returns how many workers are to serve, and why.
-
-    Raises:
-        CareError: If several workers are set on a system that is not Linux.
-    """
+    """Returns how many workers are to serve, and why; CareError for several without Linux."""
     if not hasattr(os, "memfd_create"):
         if (settings.workers or 1) > 1:
             message = (
@@ -186,14 +182,7 @@ def supervise(
 ) -> None:
     """Runs the service in several worker processes until SIGINT or SIGTERM.
 
-    Args:
-        settings: The settings of the service.
-        workers: The number of workers.
-        reason: Why as many, for the log.
-        announce: Called with the URL once all workers serve.
-
-    Raises:
-        CareError: If a setting is wrong, the index cannot be loaded, or a worker cannot start.
+    `reason` says in the log why as many; `announce` gets the URL once all workers serve.
     """
     configure_logs(settings.log_level)
     listeners, name = Listener.group(settings.host, settings.port, workers)

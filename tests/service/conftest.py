@@ -1,5 +1,6 @@
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -49,6 +50,12 @@ class BlockingEncoder(BigramEncoder):
         return super().encode_tokens(tokens)
 
 
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """The event loop of the service."""
+    return "asyncio", {"use_uvloop": True}
+
+
 @pytest.fixture(autouse=True)
 def fresh_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Renders the metrics whenever a test reads them."""
@@ -74,7 +81,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, IndexManifest
 def manifest(settings: Settings, built: tuple[Path, IndexManifest]) -> IndexManifest:
     """A published version of 60 documents."""
     indexes, manifest = built
-    shutil.copytree(indexes, settings.indexes)
+    shutil.copytree(indexes, settings.indexes, dirs_exist_ok=True)
     return manifest
 
 
@@ -85,8 +92,8 @@ def folder(settings: Settings, manifest: IndexManifest) -> Path:
 
 
 @pytest.fixture
-def serve(settings: Settings) -> Iterator[Serve]:
-    """Starts the application over the active version, with changed settings."""
+def serve(settings: Settings, built: tuple[Path, IndexManifest]) -> Iterator[Serve]:
+    """Starts the application with changed settings, over 60 documents if the test built none."""
     with ExitStack() as stack:
 
         def start(
@@ -95,6 +102,8 @@ def serve(settings: Settings) -> Iterator[Serve]:
             writer: str = "",
             **changes: Any,
         ) -> TestClient:
+            if not (settings.indexes / settings.index).exists():
+                shutil.copytree(built[0], settings.indexes)
             changed = settings.model_copy(update=changes)
             app = create_app(changed, encoder or BigramEncoder(), overflow, writer=writer)
             client = TestClient(
@@ -109,9 +118,16 @@ def serve(settings: Settings) -> Iterator[Serve]:
 
 
 @pytest.fixture
-def client(serve: Serve, manifest: IndexManifest) -> TestClient:
+def client(serve: Serve) -> TestClient:
     """The real application over 60 documents, with the test encoder."""
     return serve()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def read_samples(client: TestClient) -> dict[Sample, float]:

@@ -124,17 +124,13 @@ def test_there_is_no_score_where_it_cannot_be_computed(client: TestClient) -> No
     assert (nothing["hits"], nothing["answerable"]) == ([], None)
 
 
-def test_a_pair_without_calibration_gives_no_score(
-    serve: Serve, manifest: IndexManifest, pair_file: Path
-) -> None:
+def test_a_pair_without_calibration_gives_no_score(serve: Serve, pair_file: Path) -> None:
     client = serve(pair=str(pair_file))
     assert search(client)["answerable"] is None
     assert client.get("/index").json()["answerable_thresholds"] == {}
 
 
-def test_a_judge_of_an_index_of_another_size_is_not_used(
-    serve: Serve, manifest: IndexManifest, judged: Path
-) -> None:
+def test_a_judge_of_an_index_of_another_size_is_not_used(serve: Serve, judged: Path) -> None:
     pair = load_pair(str(judged))
     judges = {
         "dense": JUDGE.model_copy(update={"vectors": (61, 6010)}),
@@ -147,9 +143,7 @@ def test_a_judge_of_an_index_of_another_size_is_not_used(
     assert search(client, mode="hybrid")["answerable"] is not None
 
 
-def test_vectors_of_the_overflow_pair_are_not_judged(
-    serve: Serve, manifest: IndexManifest, judged: Path
-) -> None:
+def test_vectors_of_the_overflow_pair_are_not_judged(serve: Serve, judged: Path) -> None:
     encoder = BlockingEncoder()
     client = serve(encoder, BigramEncoder(), pair=str(judged), queue_tokens=8)
     with blocked(client, encoder):

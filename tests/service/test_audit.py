@@ -9,7 +9,6 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from core.errors import CareError
-from core.manifest import IndexManifest
 from service.observe.audit import AuditLog
 from tests.conftest import ADMIN_KEY, SEARCH_KEY
 from tests.errors import raises
@@ -27,9 +26,7 @@ def ask(client: TestClient, method: str, path: str, key: str, body: Any = None) 
     client.request(method, path, json=body, headers=headers)
 
 
-def test_each_request_to_an_index_has_a_line(
-    serve: Serve, manifest: IndexManifest, tmp_path: Path
-) -> None:
+def test_each_request_to_an_index_has_a_line(serve: Serve, tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     client = serve(api_keys=SecretStr(f"{SEARCH_KEY},{ADMIN_KEY}"), audit_file=str(path))
     for _ in range(2):
@@ -58,9 +55,7 @@ def test_each_request_to_an_index_has_a_line(
         assert secret not in path.read_text()
 
 
-def test_a_file_that_is_renamed_is_made_again(
-    serve: Serve, manifest: IndexManifest, tmp_path: Path
-) -> None:
+def test_a_file_that_is_renamed_is_made_again(serve: Serve, tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     client = serve(audit_file=str(path))
     client.post("/search", json=QUERY)
@@ -83,7 +78,7 @@ def test_lines_go_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_line_that_cannot_be_written_is_an_error_in_the_log_once(
-    serve: Serve, manifest: IndexManifest, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "audit"
     folder.mkdir()

@@ -5,7 +5,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from core.encoders import Answerability
-from core.manifest import IndexManifest
 from core.types import Query
 from search.hits import CacheEntry
 from service.pipeline.cache import MemoryCache, QueryKeys, VectorCache
@@ -28,9 +27,7 @@ def found(row: int) -> CacheEntry:
     return CacheEntry((np.ones(1, np.float32), np.array([row])), 0.5)
 
 
-def test_the_second_identical_query_is_cached_with_the_same_hits(
-    serve: Serve, manifest: IndexManifest
-) -> None:
+def test_the_second_identical_query_is_cached_with_the_same_hits(serve: Serve) -> None:
     encoder = BigramEncoder()
     client = serve(encoder)
     first = ask(client)
@@ -105,7 +102,7 @@ def test_a_new_version_does_not_serve_old_hits(serve: Serve, build_version: Buil
     assert new["index"] != old["index"]
 
 
-def test_zero_entries_disable_the_cache(serve: Serve, manifest: IndexManifest) -> None:
+def test_zero_entries_disable_the_cache(serve: Serve) -> None:
     client = serve(cache_entries=0)
     assert [ask(client)["cached"] for _ in range(3)] == [False] * 3
 
@@ -253,7 +250,7 @@ def test_a_query_to_a_new_version_is_not_encoded_again(
     assert ask(serve(BigramEncoder()), top_k=30)["hits"] == answer["hits"]
 
 
-def test_without_entries_no_vector_is_kept(serve: Serve, manifest: IndexManifest) -> None:
+def test_without_entries_no_vector_is_kept(serve: Serve) -> None:
     encoder = BigramEncoder()
     client = serve(encoder, cache_entries=0)
     for top_k in (3, 4):

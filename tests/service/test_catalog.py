@@ -5,7 +5,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from service.http.connections import available_connections
 from service.observe.metrics import Metrics
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
-from tests.service.conftest import Serve, sample
+from tests.service.conftest import Serve, sample, wait_until
 
 QUERY = "高血压患者的护理"
+
+pytestmark = pytest.mark.usefixtures("two")
 
 
 @pytest.fixture
@@ -51,13 +53,6 @@ def status(client: TestClient, path: str) -> tuple[int, str]:
     return answer.status_code, answer.json()["code"]
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_each_index_answers_on_its_paths(serve: Serve, two: dict[str, IndexManifest]) -> None:
     client = serve()
     assert ids(client, "/indexes/test/search") == ids(client, "/search")
@@ -73,9 +68,7 @@ def test_each_index_answers_on_its_paths(serve: Serve, two: dict[str, IndexManif
     assert client.get("/index").json() == client.get("/indexes/test").json()
 
 
-def test_indexes_are_listed_with_their_aliases(
-    serve: Serve, two: dict[str, IndexManifest], settings: Any
-) -> None:
+def test_indexes_are_listed_with_their_aliases(serve: Serve, settings: Any) -> None:
     set_alias(settings.indexes, "clinic", "other")
     set_alias(settings.indexes, "main", "test")
     listed = serve().get("/indexes").json()["indexes"]
@@ -85,9 +78,7 @@ def test_indexes_are_listed_with_their_aliases(
     ]
 
 
-def test_only_the_configured_indexes_are_served(
-    serve: Serve, two: dict[str, IndexManifest]
-) -> None:
+def test_only_the_configured_indexes_are_served(serve: Serve) -> None:
     client = serve(serve_indexes=("clinic-*",))
     assert [one["name"] for one in client.get("/indexes").json()["indexes"]] == ["test"]
     assert status(client, "/indexes/other/search") == (404, "unknown_index")
@@ -95,17 +86,13 @@ def test_only_the_configured_indexes_are_served(
 
 
 @pytest.mark.parametrize("name", ["missing", ".hidden", "%2E%2E", "a b", "%00", "é" * 99])
-def test_an_unknown_index_is_answered_like_any_other(
-    serve: Serve, two: dict[str, IndexManifest], name: str
-) -> None:
+def test_an_unknown_index_is_answered_like_any_other(serve: Serve, name: str) -> None:
     client = serve()
     assert status(client, f"/indexes/{name}/search") == (404, "unknown_index")
     assert client.get(f"/indexes/{name}").json()["code"] == "unknown_index"
 
 
-def test_an_alias_changes_at_once(
-    serve: Serve, two: dict[str, IndexManifest], settings: Any
-) -> None:
+def test_an_alias_changes_at_once(serve: Serve, settings: Any) -> None:
     client = serve()
     set_alias(settings.indexes, "live", "test")
     assert len(ids(client, "/indexes/live/search")) == 60
@@ -115,9 +102,7 @@ def test_an_alias_changes_at_once(
     assert status(client, "/indexes/live/search") == (404, "unknown_index")
 
 
-def test_the_default_index_may_be_an_alias(
-    serve: Serve, two: dict[str, IndexManifest], settings: Any
-) -> None:
+def test_the_default_index_may_be_an_alias(serve: Serve, settings: Any) -> None:
     set_alias(settings.indexes, "live", "test")
     client = serve(index="live", watch_seconds=0.05)
     assert len(ids(client, "/search")) == 60
@@ -134,9 +119,7 @@ def test_the_default_index_may_be_an_alias(
         ("a b", "test", "bad_index_name"),
     ],
 )
-def test_a_wrong_alias_is_refused(
-    two: dict[str, IndexManifest], settings: Any, alias: str, name: str, code: str
-) -> None:
+def test_a_wrong_alias_is_refused(settings: Any, alias: str, name: str, code: str) -> None:
     set_alias(settings.indexes, "live", "test")
     with pytest.raises(IndexVersionError) as error:
         set_alias(settings.indexes, alias, name)
@@ -144,9 +127,7 @@ def test_a_wrong_alias_is_refused(
     assert read_aliases(settings.indexes) == {"live": "test"}
 
 
-def test_a_new_version_is_served_after_a_reload(
-    serve: Serve, two: dict[str, IndexManifest], build_version: Builder
-) -> None:
+def test_a_new_version_is_served_after_a_reload(serve: Serve, build_version: Builder) -> None:
     client = serve(api_keys=None)
     assert len(ids(client, "/indexes/other/search")) == 20
     new = build_version(make_records(30), name="other")
@@ -158,7 +139,7 @@ def test_a_new_version_is_served_after_a_reload(
 
 @pytest.mark.parametrize("seconds", [0.05, 600.0])
 def test_a_new_version_is_found_by_itself(
-    serve: Serve, two: dict[str, IndexManifest], build_version: Builder, seconds: float
+    serve: Serve, build_version: Builder, seconds: float
 ) -> None:
     client = serve(watch_seconds=seconds)
     assert len(ids(client, "/indexes/other/search")) == 20
@@ -187,9 +168,7 @@ def test_the_versions_of_an_index_are_listed_for_administrators(
     assert client.get("/index/versions").status_code == 401
 
 
-def test_a_removed_index_is_closed(
-    serve: Serve, two: dict[str, IndexManifest], settings: Any
-) -> None:
+def test_a_removed_index_is_closed(serve: Serve, settings: Any) -> None:
     client = serve(watch_seconds=0.05)
     assert ids(client, "/indexes/other/search")
     shutil.rmtree(settings.indexes / "other")
@@ -209,7 +188,7 @@ def test_a_damaged_index_disturbs_no_other(
 
 
 def test_an_index_that_opens_slowly_delays_no_other(
-    serve: Serve, two: dict[str, IndexManifest], monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = serve()
     catalog, release = catalog_of(client), threading.Event()
@@ -266,7 +245,7 @@ def test_a_version_that_is_published_while_its_index_opens_is_served(
 
 
 def test_the_index_used_longest_ago_closes_for_another(
-    serve: Serve, two: dict[str, IndexManifest], build_version: Builder
+    serve: Serve, build_version: Builder
 ) -> None:
     build_version(make_records(10), name="third")
     client = serve(open_bytes=1)
@@ -275,9 +254,7 @@ def test_the_index_used_longest_ago_closes_for_another(
         assert catalog_of(client).open_names == ["test", name]
 
 
-def test_an_index_stays_open_while_it_is_read(
-    serve: Serve, two: dict[str, IndexManifest], build_version: Builder
-) -> None:
+def test_an_index_stays_open_while_it_is_read(serve: Serve, build_version: Builder) -> None:
     build_version(make_records(10), name="third")
     client = serve(open_bytes=1)
     catalog = catalog_of(client)
@@ -293,9 +270,7 @@ def test_an_index_stays_open_while_it_is_read(
     assert all(id_.startswith("o") for id_ in read)
 
 
-def test_many_requests_open_an_index_once(
-    serve: Serve, two: dict[str, IndexManifest], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_requests_open_an_index_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     client = serve()
     catalog = catalog_of(client)
     (space, opened) = next(iter(catalog._open_version.items()))
@@ -334,9 +309,7 @@ def test_all_canaries_of_a_document_encoder_are_checked_once(
     assert checked == [len(two["test"].canaries), 1, 1]
 
 
-def test_equal_queries_to_two_indexes_are_cached_apart(
-    serve: Serve, two: dict[str, IndexManifest]
-) -> None:
+def test_equal_queries_to_two_indexes_are_cached_apart(serve: Serve) -> None:
     client = serve()
     for _ in range(2):
         assert len(ids(client, "/search")) == 60
@@ -345,7 +318,6 @@ def test_equal_queries_to_two_indexes_are_cached_apart(
 
 
 def test_an_index_of_another_space_needs_its_pair(serve: Serve, build_version: Builder) -> None:
-    build_version(make_records(20))
     build_version(make_records(20), name="other", space="bigrams-2")
     client = serve()
     code, problem = status(client, "/indexes/other/search")
@@ -354,9 +326,7 @@ def test_an_index_of_another_space_needs_its_pair(serve: Serve, build_version: B
     assert "CARE_OTHER_PAIRS" in detail
 
 
-def test_the_budget_counts_memory_maps_and_open_files(
-    serve: Serve, two: dict[str, IndexManifest]
-) -> None:
+def test_the_budget_counts_memory_maps_and_open_files(serve: Serve) -> None:
     snapshot = catalog_of(serve()).served.index
     maps = len(snapshot.files.stamps) + 8
     assert Budget(10**9, maps, 1).allows([snapshot])
@@ -365,27 +335,21 @@ def test_the_budget_counts_memory_maps_and_open_files(
     assert not Budget(1, 10**9, 1).allows([snapshot])
 
 
-def test_files_are_reserved_for_the_indexes_of_the_folder(
-    serve: Serve, two: dict[str, IndexManifest]
-) -> None:
+def test_files_are_reserved_for_the_indexes_of_the_folder(serve: Serve) -> None:
     budget = catalog_of(serve()).budget
     assert budget.descriptors == 2 + 64
     most = available_connections(10**9, 0)[0]
     assert available_connections(10**9, budget.descriptors)[0] < most
 
 
-def test_an_index_without_a_name_on_disk_is_not_listed(
-    serve: Serve, two: dict[str, IndexManifest], settings: Any
-) -> None:
+def test_an_index_without_a_name_on_disk_is_not_listed(serve: Serve, settings: Any) -> None:
     (settings.indexes / "empty").mkdir()
     (settings.indexes / "file.json").write_text(json.dumps({}))
     names = [one["name"] for one in serve().get("/indexes").json()["indexes"]]
     assert names == ["test", "other"]
 
 
-def test_queries_of_one_index_are_limited_whoever_asks(
-    serve: Serve, two: dict[str, IndexManifest]
-) -> None:
+def test_queries_of_one_index_are_limited_whoever_asks(serve: Serve) -> None:
     client = serve(index_rate_limit=0.001, index_rate_burst=2)
     codes = [client.post("/indexes/other/search", json={"query": QUERY}) for _ in range(3)]
     assert [answer.status_code for answer in codes] == [200, 200, 429]
@@ -394,7 +358,7 @@ def test_queries_of_one_index_are_limited_whoever_asks(
 
 
 def test_queries_are_counted_by_index_for_those_who_may_see_all(
-    serve: Serve, two: dict[str, IndexManifest], tmp_path: Path
+    serve: Serve, tmp_path: Path
 ) -> None:
     client = serve()
     ids(client, "/search")

@@ -14,7 +14,6 @@ from care.writer import Writer
 from core.aliases import set_alias
 from core.errors import EmbeddingServerError
 from core.locks import exclusive
-from core.manifest import IndexManifest
 from indexer.publication import BUILD_LOCK
 from service.access.api_keys import new_key
 from service.settings import Settings
@@ -253,7 +252,7 @@ def test_without_keys_a_page_of_another_site_creates_nothing(start: Start) -> No
         assert fault(answer) in ((403, "needs_key"), (404, "unknown_index"))
 
 
-def test_creations_are_counted_as_writes(start: Start, manifest: IndexManifest) -> None:
+def test_creations_are_counted_as_writes(start: Start) -> None:
     client = start()
     client.put("/indexes/mine")
     client.delete("/indexes/mine")

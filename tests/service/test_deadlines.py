@@ -9,7 +9,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from core.filter_rows import MatchingRows
-from core.manifest import IndexManifest
 from core.types import Check, Query
 from search.hits import QueryResult
 from search.snapshot import Snapshot
@@ -48,7 +47,7 @@ def long_search() -> Iterator[LongSearch]:
 
 @pytest.mark.parametrize("collapse", [False, True])
 def test_a_search_ends_after_its_deadline(
-    serve: Serve, manifest: IndexManifest, long_search: LongSearch, collapse: bool
+    serve: Serve, long_search: LongSearch, collapse: bool
 ) -> None:
     client = serve()
     index: Snapshot = client.app.state.service.catalog.served.index
@@ -61,7 +60,7 @@ def test_a_search_ends_after_its_deadline(
 
 
 def test_the_rows_of_a_filter_are_searched_within_the_deadline(
-    serve: Serve, manifest: IndexManifest, long_search: LongSearch, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, long_search: LongSearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = serve()
     monkeypatch.setattr(MatchingRows, "find", long_search)

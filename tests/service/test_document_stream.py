@@ -2,12 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from care.writer import Writer
 from core.errors import CareError
@@ -17,14 +17,16 @@ from service.routes import document_stream
 from service.settings import Settings
 from tests.encoders import BigramEncoder
 from tests.service.live import HeldLive, running_writer
-from tests.service.test_protocol import Client, Server, until
+from tests.service.test_protocol import Client, serving, until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
 HEAD = b"PUT /documents HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-ndjson\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
 LIMIT = 50_000
 
-Test = Callable[[Callable[[], Awaitable[Client]]], Awaitable[None]]
+Connecting = Callable[..., AbstractAsyncContextManager[Callable[[], Awaitable[Client]]]]
 
 
 @pytest.fixture
@@ -33,27 +35,18 @@ def live(tmp_path: Path, manifest: IndexManifest) -> HeldLive:
 
 
 @pytest.fixture
-def serve(live: HeldLive, tmp_path: Path, settings: Settings) -> Iterator[Callable[..., None]]:
-    """Runs a test with a function that connects to a service."""
+def connecting(live: HeldLive, tmp_path: Path, settings: Settings) -> Iterator[Connecting]:
+    """Starts a service, and yields a function that connects to it."""
     with running_writer(tmp_path, Writer(live, 1 << 20)) as path:
 
-        def run(test: Test, **changes: Any) -> None:
+        @asynccontextmanager
+        async def start(**changes: Any) -> AsyncIterator[Callable[[], Awaitable[Client]]]:
             changed = settings.model_copy(update={"max_body_bytes": LIMIT} | changes)
             app = create_app(changed, BigramEncoder(), writer=path)
+            async with app.router.lifespan_context(app), serving(app) as server:
+                yield server.connect
 
-            async def whole() -> None:
-                server = Server(app)
-                async with asyncio.timeout(60), app.router.lifespan_context(app):
-                    await server.start()
-                    try:
-                        await test(server.connect)
-                    finally:
-                        await server.stop()
-
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(whole())
-
-        yield run
+        yield start
 
 
 def record(i: int, chars: int = 10) -> dict[str, Any]:
@@ -77,13 +70,12 @@ async def asked(client: Client, content: bytes) -> tuple[int, Any]:
     return status, json.loads(body)
 
 
-def test_a_body_of_any_length_is_written_in_bounded_groups(
-    serve: Callable[..., None], live: HeldLive
+async def test_a_body_of_any_length_is_written_in_bounded_groups(
+    connecting: Connecting, live: HeldLive
 ) -> None:
     content = b"".join(line(record(i, 300)) for i in range(150))
     assert len(content) > 2 * LIMIT
-
-    async def test(connect: Callable[[], Awaitable[Client]]) -> None:
+    async with connecting() as connect:
         client = await connect()
         status, answer = await asked(client, content)
         assert (status, answer["added"], answer["rejected"]) == (200, 150, [])
@@ -93,18 +85,15 @@ def test_a_body_of_any_length_is_written_in_bounded_groups(
         status, answer = await asked(client, content)
         assert (status, answer["added"], answer["unchanged"]) == (200, 0, 150)
 
-    serve(test)
 
-
-def test_lines_that_are_no_documents_are_named(
-    serve: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+async def test_lines_that_are_no_documents_are_named(
+    connecting: Connecting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [
         *(b"\xef\xbb\xbf" + line(record(0)), b"\n", b'{"_id": "secret\n', line([1]), b" \r\n"),
         *(line({"_id": "bad", "text": " "}), line(record(1)), line({"_id": 2}).rstrip()),
     ]
-
-    async def test(connect: Callable[[], Awaitable[Client]]) -> None:
+    async with connecting() as connect:
         status, answer = await asked(await connect(), b"".join(lines))
         assert (status, answer["added"]) == (200, 2)
         found = [(one["line"], one["position"], one["code"]) for one in answer["rejected"]]
@@ -118,15 +107,12 @@ def test_lines_that_are_no_documents_are_named(
             status, answer = await asked(await connect(), empty)
             assert (status, answer["code"]) == (422, "invalid_request")
 
-    serve(test)
 
-
-def test_a_slow_sender_has_its_lines_written_meanwhile(
-    serve: Callable[..., None], live: HeldLive, monkeypatch: pytest.MonkeyPatch
+async def test_a_slow_sender_has_its_lines_written_meanwhile(
+    connecting: Connecting, live: HeldLive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(document_stream, "_PATIENCE", 0.05)
-
-    async def test(connect: Callable[[], Awaitable[Client]]) -> None:
+    async with connecting(timeout_ms=1000) as connect:
         client = await connect()
         await client.send(CHUNKED)
         for i in range(4):  # the whole takes longer than the deadline of a request
@@ -142,15 +128,12 @@ def test_a_slow_sender_has_its_lines_written_meanwhile(
         assert (status, json.loads(body)["code"]) == (504, "deadline_exceeded")
         assert "lines up to 1 are written" in json.loads(body)["detail"]
 
-    serve(test, timeout_ms=1000)
 
-
-def test_what_was_written_before_a_connection_breaks_stays(
-    serve: Callable[..., None], live: HeldLive
+async def test_what_was_written_before_a_connection_breaks_stays(
+    connecting: Connecting, live: HeldLive
 ) -> None:
     content = b"".join(line(record(i)) for i in range(80))
-
-    async def test(connect: Callable[[], Awaitable[Client]]) -> None:
+    async with connecting() as connect:
         client = await connect()
         await client.send(CHUNKED + chunk(content[: len(content) * 3 // 4]))
         await until(lambda: len(live.writes) > 0)
@@ -160,11 +143,9 @@ def test_what_was_written_before_a_connection_breaks_stays(
         assert answer["added"] + answer["unchanged"] == 80
         assert answer["unchanged"] >= 8
 
-    serve(test)
 
-
-def test_a_line_is_bounded(serve: Callable[..., None], live: HeldLive) -> None:
-    async def test(connect: Callable[[], Awaitable[Client]]) -> None:
+async def test_a_line_is_bounded(connecting: Connecting, live: HeldLive) -> None:
+    async with connecting(max_documents=10) as connect:
         content = line(record(1)) + b" " * (LIMIT // 2 + 1)
         status, answer = await asked(await connect(), content)
         assert (status, answer["code"]) == (413, "body_too_long")
@@ -173,11 +154,9 @@ def test_a_line_is_bounded(serve: Callable[..., None], live: HeldLive) -> None:
         status, answer = await asked(await connect(), many)
         assert (status, answer["added"], len(answer["rejected"])) == (200, 0, 1)
 
-    serve(test, max_documents=10)
 
-
-def test_a_full_queue_delays_a_stream_until_its_deadline(
-    serve: Callable[..., None], live: HeldLive, monkeypatch: pytest.MonkeyPatch
+async def test_a_full_queue_delays_a_stream_until_its_deadline(
+    connecting: Connecting, live: HeldLive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, waits = live.commit, [0.01, 0.02, 0.03]
 
@@ -188,8 +167,7 @@ def test_a_full_queue_delays_a_stream_until_its_deadline(
         return [CareError("full", code="overloaded", retry_after=wait) for _ in writes]
 
     monkeypatch.setattr(live, "commit", commit)
-
-    async def test(connect: Callable[[], Awaitable[Client]]) -> None:
+    async with connecting() as connect:
         status, answer = await asked(await connect(), line(record(1)))
         assert (status, answer["added"], waits) == (200, 1, [])
         waits.append(70.0)
@@ -197,27 +175,23 @@ def test_a_full_queue_delays_a_stream_until_its_deadline(
         assert (status, json.loads(body)["code"]) == (429, "overloaded")
         assert fields["retry-after"] == "70"
 
-    serve(test)
 
-
-def test_a_group_has_the_deadline_of_a_request(serve: Callable[..., None], live: HeldLive) -> None:
+async def test_a_group_has_the_deadline_of_a_request(
+    connecting: Connecting, live: HeldLive
+) -> None:
     live.hold.clear()
-
-    async def test(connect: Callable[[], Awaitable[Client]]) -> None:
+    async with connecting(timeout_ms=400) as connect:
         status, answer = await asked(await connect(), line(record(1)))
         assert (status, answer["code"]) == (504, "deadline_exceeded")
         live.hold.set()
         status, answer = await asked(await connect(), line(record(1)))
         assert (status, answer["unchanged"]) == (200, 1)
 
-    serve(test, timeout_ms=400)
 
-
-def test_a_service_that_ends_stops_a_stream(serve: Callable[..., None], live: HeldLive) -> None:
+async def test_a_service_that_ends_stops_a_stream(connecting: Connecting, live: HeldLive) -> None:
     live.hold.clear()
     content = b"".join(line(record(i)) for i in range(100))
-
-    async def test(connect: Callable[[], Awaitable[Client]]) -> None:
+    async with connecting() as connect:
         client = await connect()
         await client.send(request(content))
         await until(live.began.is_set)
@@ -227,5 +201,3 @@ def test_a_service_that_ends_stops_a_stream(serve: Callable[..., None], live: He
         status, _, body = await client.answer()
         assert (status, json.loads(body)["code"]) == (503, "shutting_down")
         assert "lines up to 8 " in json.loads(body)["detail"]
-
-    serve(test)

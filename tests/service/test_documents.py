@@ -126,7 +126,7 @@ grant = [{{ indexes = "ward", role = "write" }}]
     assert ask(operator, "/indexes/ward/documents") == (429, "rate_limited")
 
 
-def test_without_a_key_only_clients_of_this_machine_list(serve: Serve, manifest: Any) -> None:
+def test_without_a_key_only_clients_of_this_machine_list(serve: Serve) -> None:
     client = serve(host="0.0.0.0")
     assert client.get("/documents").json()["code"] == "needs_key"
     client = serve(api_keys=SecretStr(new_key("app", "search")[1]))

@@ -1,8 +1,7 @@
 import gc
 import threading
-import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from tests.service.conftest import (
     Serve,
     read_samples,
     sample,
+    wait_until,
 )
 
 QUERY = "高血压患者的护理"
@@ -78,14 +78,6 @@ def test_a_reload_serves_the_version_that_current_names(
     answer = client.post("/search", json={"query": QUERY, "top_k": 30}).json()
     assert answer["index"]["version"] == new.version
     assert len(answer["hits"]) == 30
-
-
-def test_a_reload_serves_an_older_version_too(
-    serve: Serve, versions: list[IndexManifest], tmp_path: Path
-) -> None:
-    client = serve()
-    IndexFolder(tmp_path / "indexes", "test").set_active(versions[0].version)
-    assert reload(client)["version"] == versions[0].version
 
 
 def test_a_corrupt_version_is_rejected_and_the_old_one_stays(
@@ -185,9 +177,7 @@ def test_two_hundred_reloads_fail_no_request_and_leak_nothing(
     assert after - before < 8_000_000
 
 
-def test_an_unavailable_store_is_503(
-    serve: Serve, manifest: IndexManifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unavailable_store_is_503(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     client = serve()
 
     def search(self: object, query: FloatArray, *_: Any) -> Any:
@@ -209,7 +199,7 @@ def test_an_unavailable_store_is_503(
 
 @pytest.mark.parametrize("path", ["/search/batch", "/v1/embeddings"])
 def test_a_failed_batch_leaves_no_unretrieved_exceptions(
-    serve: Serve, manifest: IndexManifest, caplog: pytest.LogCaptureFixture, path: str
+    serve: Serve, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     """The event loop logs exceptions of futures that were never retrieved."""
     client = serve(FailingEncoder())
@@ -237,13 +227,6 @@ def test_top_k_above_the_number_of_documents_returns_all(
     # All values of top_k above the size of the index share a cache key.
     assert [result["cached"] for result in results] == [True, size == 1, False]
     assert client.post("/search", json={"query": QUERY, "top_k": 1001}).status_code == 422
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def served(client: TestClient) -> str:
@@ -288,9 +271,7 @@ def test_a_watching_service_survives_bad_and_missing_versions(
     assert codes() == ["wrong_size", "no_active_version"]
 
 
-def test_a_pair_loaded_from_a_file_is_shown_by_its_name(
-    serve: Serve, manifest: IndexManifest, tmp_path: Path
-) -> None:
+def test_a_pair_loaded_from_a_file_is_shown_by_its_name(serve: Serve, tmp_path: Path) -> None:
     """Neither responses nor metrics show a path on the server."""
     path = tmp_path / "pair.toml"
     write_pair(load_pair("care-mini").model_copy(update={"name": "mine"}), path)

@@ -4,7 +4,6 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from core.manifest import IndexManifest
 from search.evidence import asked, best_sentence
 from stores.lexical import LexicalIndex
 from tests.conftest import Builder
@@ -117,9 +116,7 @@ def test_the_model_points_out_an_answer_that_has_fewer_words_of_the_question() -
     assert text[found.start : found.end] == found.text
 
 
-def test_terms_weigh_as_in_the_full_text_of_the_index(
-    serve: Serve, manifest: IndexManifest, folder: Path
-) -> None:
+def test_terms_weigh_as_in_the_full_text_of_the_index(serve: Serve, folder: Path) -> None:
     index = serve().app.state.service.catalog.served.index  # type: ignore[attr-defined]
     assert isinstance(index.segment.full_text, LexicalIndex)
     weights = asked("高血压的护理", index.segment.full_text.weight).weights

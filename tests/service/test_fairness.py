@@ -1,6 +1,5 @@
 """Clients that share the service: turns in queues, shares of limits, half-sent requests."""
 
-import time
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from core.manifest import IndexManifest
 from service.limits import Client, Limits, Shares, Usage
 from service.pipeline.fairness import FairExecutor, FairQueue
 from service.settings import Settings
 from tests.conftest import ADMIN_KEY, SEARCH_KEY
-from tests.service.conftest import ADMIN, BLOCKED, BlockingEncoder, Serve, sample
+from tests.service.conftest import ADMIN, BLOCKED, BlockingEncoder, Serve, sample, wait_until
 
 PUSHES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9)), max_size=40)
 
@@ -171,7 +169,7 @@ def test_an_index_keeps_its_share_of_a_limit_however_many_clients_another_has() 
 
 @pytest.mark.parametrize("mode", ["dense", "hybrid"])
 def test_a_query_does_not_wait_for_the_batches_of_another_client(
-    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder, mode: str
+    serve: Serve, encoder: BlockingEncoder, mode: str
 ) -> None:
     client = serve(encoder, batch_tokens=64, cache_entries=0, **keys())
     answered: list[str] = []
@@ -186,12 +184,9 @@ def test_a_query_does_not_wait_for_the_batches_of_another_client(
         for i in range(4):
             queries = [{"query": f"第{i}批第{j}个问题", "mode": mode} for j in range(16)]
             pending.append(pool.submit(ask, "/search/batch", {"queries": queries}, APP, "batch"))
-        end = time.monotonic() + 30
-        while queued(client) < 65:
-            assert time.monotonic() < end
+        wait_until(lambda: queued(client) >= 65)
         pending.append(pool.submit(ask, "/search", {"query": "发热", "mode": mode}, OTHER, "one"))
-        while queued(client) < 66:
-            assert time.monotonic() < end
+        wait_until(lambda: queued(client) >= 66)
         encoder.release.set()
         for each in pending:
             each.result()
@@ -200,7 +195,7 @@ def test_a_query_does_not_wait_for_the_batches_of_another_client(
 
 
 def test_a_full_queue_admits_the_share_of_another_client(
-    serve: Serve, manifest: IndexManifest, encoder: BlockingEncoder
+    serve: Serve, encoder: BlockingEncoder
 ) -> None:
     client = serve(encoder, queue_tokens=40, **keys())
     with ThreadPoolExecutor(8) as pool:
@@ -209,14 +204,11 @@ def test_a_full_queue_admits_the_share_of_another_client(
         queries = [{"query": f"{i}高血压怎么办呢"} for i in range(3)]
         body = {"queries": queries}
         pending.append(pool.submit(client.post, "/search/batch", json=body, headers=APP))
-        end = time.monotonic() + 30
-        while queued(client) < 4:
-            assert time.monotonic() < end
+        wait_until(lambda: queued(client) >= 4)
         full = {"query": "发热咳嗽怎么办"}
         assert client.post("/search", json=full, headers=APP).status_code == 429
         pending.append(pool.submit(client.post, "/search", json=full, headers=OTHER))
-        while queued(client) < 5:
-            assert time.monotonic() < end
+        wait_until(lambda: queued(client) >= 5)
         encoder.release.set()
         assert {each.result().status_code for each in pending} == {200}
     assert sample(client, "care_queue_tokens") == 0

@@ -1,15 +1,14 @@
 """What RFC 9110 and 9112 require of every route, over sockets; the routes come from the service."""
 
-import asyncio
 import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import uvloop
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from pydantic import SecretStr
@@ -22,7 +21,9 @@ from tests.conftest import ADMIN_KEY
 from tests.encoders import BigramEncoder
 from tests.service.asgi import longest_callback
 from tests.service.test_problems import FailingEncoder
-from tests.service.test_protocol import Server, until
+from tests.service.test_protocol import serving, until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
 BOM = b"\xef\xbb\xbf"
 MIB = 1 << 20
@@ -59,39 +60,37 @@ def app(settings: Settings, manifest: IndexManifest) -> FastAPI:
     return create_app(settings.model_copy(update={"cors_origins": (ORIGIN,)}), BigramEncoder())
 
 
-def ask_service(app: FastAPI, test: Callable[[Ask], Awaitable[None]]) -> None:
-    """Runs a test with a function that sends one request, and nothing else, on a connection.
+@asynccontextmanager
+async def asking(app: FastAPI) -> AsyncIterator[Ask]:
+    """Yields a function that sends one request, and nothing else, on a connection.
 
     The function takes method and path, the body and lines of headers; the first one is Host.
     """
 
-    async def whole() -> None:
-        server = Server(app, app.state.service.settings.cors_origins)
+    async def ask(
+        line: str,
+        body: bytes = b"",
+        *headers: str,
+        host: str = "Host: [::1]",
+        version: str = "1.1",
+    ) -> Answer:
+        lines = [f"{line} HTTP/{version}", host, *headers, "Connection: close"]
+        if body:
+            lines.append(f"Content-Length: {len(body)}")
+        client = await server.connect()
+        await client.send("\r\n".join(filter(None, lines)).encode() + b"\r\n\r\n" + body)
+        status, fields, content = await client.answer(head=line.startswith("HEAD"))
+        return status, fields, content + await client.reader.read()
 
-        async def ask(
-            line: str,
-            body: bytes = b"",
-            *headers: str,
-            host: str = "Host: [::1]",
-            version: str = "1.1",
-        ) -> Answer:
-            lines = [f"{line} HTTP/{version}", host, *headers, "Connection: close"]
-            if body:
-                lines.append(f"Content-Length: {len(body)}")
-            client = await server.connect()
-            await client.send("\r\n".join(filter(None, lines)).encode() + b"\r\n\r\n" + body)
-            status, fields, content = await client.answer(head=line.startswith("HEAD"))
-            return status, fields, content + await client.reader.read()
+    origins = app.state.service.settings.cors_origins
+    async with app.router.lifespan_context(app), serving(app, origins) as server:
+        yield ask
 
-        async with asyncio.timeout(60), app.router.lifespan_context(app):
-            await server.start()
-            try:
-                await test(ask)
-            finally:
-                await server.stop()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(whole())
+@pytest.fixture
+async def ask(app: FastAPI) -> AsyncIterator[Ask]:
+    async with asking(app) as ask:
+        yield ask
 
 
 def code(answer: Answer) -> tuple[int, str]:
@@ -116,8 +115,7 @@ def paths_of(app: FastAPI, method: str) -> dict[str, str]:
     return paths
 
 
-def test_each_route_of_get_answers_head_without_content(app: FastAPI) -> None:
-    # There is no write to ask for.
+async def test_each_route_of_get_answers_head_without_content(ask: Ask, app: FastAPI) -> None:
     paths = {p: route for p, route in paths_of(app, "GET").items() if "/writes/" not in p}
     assert {"/health/live", "/metrics", "/index", "/documents/d0007", "/", "/openapi.json"} <= {
         *paths
@@ -128,54 +126,48 @@ def test_each_route_of_get_answers_head_without_content(app: FastAPI) -> None:
         labels = {"route": route, "status": "200"}
         return registry.get_sample_value("care_http_requests_total", labels) or 0
 
-    async def test(ask: Ask) -> None:
-        for path in paths:
-            status, fields, content = await ask(f"GET {path}")
-            assert (status, len(content)) == (200, int(fields["content-length"])), path
-            status, found, content = await ask(f"HEAD {path}")
-            assert (status, content) == (200, b""), path
-            for changes in (fields, found):
-                del changes["x-request-id"]
-                if path == "/metrics":
-                    assert int(changes.pop("content-length")) > 1000
-            assert found == fields, path
-            refused = await ask(f"TRACE {path}")
-            assert code(refused) == (405, "method_not_allowed")
-            allowed = set(refused[1]["allow"].split(", "))
-            writes: set[str] = set()
-            if "/documents" in path:
-                writes = {"PATCH", "DELETE"} if "/documents/" in path else {"PUT"}
-            elif path == "/indexes/test":
-                writes = {"PUT", "DELETE"}
-            assert allowed == {"GET", "HEAD", *writes}, path
-        # Files are counted once they are closed.
-        expected = {route: 2 * number for route, number in Counter(paths.values()).items()}
-        await until(lambda: {route: counted(route) for route in expected} == expected)
-        for path in paths_of(app, "POST"):
-            if path.endswith(DELETE):
-                continue
-            status, fields, content = await ask(f"HEAD {path}")
-            assert (status, fields["allow"], content) == (405, "POST", b""), path
-        methods = {m for each in DOCUMENT["paths"].values() for m in each}
-        assert methods == {"post", "get", "put", "patch", "delete"}
-
-    ask_service(app, test)
+    for path in paths:
+        status, fields, content = await ask(f"GET {path}")
+        assert (status, len(content)) == (200, int(fields["content-length"])), path
+        status, found, content = await ask(f"HEAD {path}")
+        assert (status, content) == (200, b""), path
+        for changes in (fields, found):
+            del changes["x-request-id"]
+            if path == "/metrics":
+                assert int(changes.pop("content-length")) > 1000
+        assert found == fields, path
+        refused = await ask(f"TRACE {path}")
+        assert code(refused) == (405, "method_not_allowed")
+        allowed = set(refused[1]["allow"].split(", "))
+        writes: set[str] = set()
+        if "/documents" in path:
+            writes = {"PATCH", "DELETE"} if "/documents/" in path else {"PUT"}
+        elif path == "/indexes/test":
+            writes = {"PUT", "DELETE"}
+        assert allowed == {"GET", "HEAD", *writes}, path
+    # Files are counted once they are closed.
+    expected = {route: 2 * number for route, number in Counter(paths.values()).items()}
+    await until(lambda: {route: counted(route) for route in expected} == expected)
+    for path in paths_of(app, "POST"):
+        if path.endswith(DELETE):
+            continue
+        status, fields, content = await ask(f"HEAD {path}")
+        assert (status, fields["allow"], content) == (405, "POST", b""), path
+    methods = {m for each in DOCUMENT["paths"].values() for m in each}
+    assert methods == {"post", "get", "put", "patch", "delete"}
 
 
-def test_a_path_with_a_slash_too_many_is_unknown(app: FastAPI) -> None:
+async def test_a_path_with_a_slash_too_many_is_unknown(ask: Ask, app: FastAPI) -> None:
     """A redirect would lead from TLS to the host that the client names."""
     paths = [*paths_of(app, "GET"), *paths_of(app, "POST")]
     routes = [path for path in paths if path not in FILES.values() and path != "/"]
     unknown = [*(f"{path}/" for path in routes), *FILES, *(f"//evil.example{p}" for p in paths)]
 
-    async def test(ask: Ask) -> None:
-        for path in unknown:
-            for method in ("GET", "HEAD", "POST"):
-                status, fields, content = await ask(f"{method} {path}", host="Host: evil.example")
-                assert (status in (404, 405), "location" in fields) == (True, False), path
-                assert b"evil" not in content
-
-    ask_service(app, test)
+    for path in unknown:
+        for method in ("GET", "HEAD", "POST"):
+            status, fields, content = await ask(f"{method} {path}", host="Host: evil.example")
+            assert (status in (404, 405), "location" in fields) == (True, False), path
+            assert b"evil" not in content
 
 
 def bare(body: bytes) -> bytes:
@@ -197,17 +189,14 @@ def damaged(body: bytes) -> bytes:
         *(("", bytes), ("identity", bytes), (" , Identity", bytes)),
     ],
 )
-def test_each_body_is_read_in_each_supported_coding(
-    app: FastAPI, coding: str, encode: Callable[[bytes], bytes]
+async def test_each_body_is_read_in_each_supported_coding(
+    ask: Ask, coding: str, encode: Callable[[bytes], bytes]
 ) -> None:
-    async def test(ask: Ask) -> None:
-        for path, body in BODIES.items():
-            for content in (body, BOM + body):
-                coded = encode(content)
-                answer = await ask(f"POST {path}", coded, f"Content-Encoding: {coding}")
-                assert answer[0] == 200, (path, answer[2])
-
-    ask_service(app, test)
+    for path, body in BODIES.items():
+        for content in (body, BOM + body):
+            coded = encode(content)
+            answer = await ask(f"POST {path}", coded, f"Content-Encoding: {coding}")
+            assert answer[0] == 200, (path, answer[2])
 
 
 @pytest.mark.parametrize(
@@ -236,74 +225,61 @@ def test_each_body_is_read_in_each_supported_coding(
         ("deflate", lambda body: b"\0\0\0\xff\xff" * MIB, 413, "body_too_long"),
     ],
 )
-def test_bodies_in_other_codings_and_damaged_ones_are_refused(
-    app: FastAPI, coding: str, encode: Callable[[bytes], bytes], status: int, expected: str
+async def test_bodies_in_other_codings_and_damaged_ones_are_refused(
+    ask: Ask, coding: str, encode: Callable[[bytes], bytes], status: int, expected: str
 ) -> None:
-    async def test(ask: Ask) -> None:
-        for path, body in BODIES.items():
-            answer = await ask(f"POST {path}", encode(body), f"Content-Encoding: {coding}")
-            assert code(answer) == (status, expected), path
-            accepted = "gzip, deflate" if status == 415 else None
-            assert answer[1].get("accept-encoding") == accepted
-
-    ask_service(app, test)
+    for path, body in BODIES.items():
+        answer = await ask(f"POST {path}", encode(body), f"Content-Encoding: {coding}")
+        assert code(answer) == (status, expected), path
+        accepted = "gzip, deflate" if status == 415 else None
+        assert answer[1].get("accept-encoding") == accepted
 
 
-def test_the_longest_coded_body_does_not_hold_the_event_loop(
-    app: FastAPI, monkeypatch: pytest.MonkeyPatch
+async def test_the_longest_coded_body_does_not_hold_the_event_loop(
+    ask: Ask, app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = app.state.service.settings.max_body_bytes
 
-    async def test(ask: Ask) -> None:
-        body = BODIES["/search"]
-        coded = gzip.compress(b" " * (limit - len(body)) + body)
-        assert len(coded) < limit // 500
+    body = BODIES["/search"]
+    coded = gzip.compress(b" " * (limit - len(body)) + body)
+    assert len(coded) < limit // 500
+    answer = await ask("POST /search", coded, "Content-Encoding: gzip")
+    assert answer[0] == 200
+    with longest_callback(monkeypatch) as longest:
         answer = await ask("POST /search", coded, "Content-Encoding: gzip")
-        assert answer[0] == 200
-        with longest_callback(monkeypatch) as longest:
-            answer = await ask("POST /search", coded, "Content-Encoding: gzip")
-        assert answer[0] == 200
-        assert longest[0] < 0.1
-
-    ask_service(app, test)
+    assert answer[0] == 200
+    assert longest[0] < 0.1
 
 
-def test_a_coded_body_must_arrive_before_the_deadline(
+async def test_a_coded_body_must_arrive_before_the_deadline(
     settings: Settings, manifest: IndexManifest
 ) -> None:
     app = create_app(settings.model_copy(update={"timeout_ms": 50}), BigramEncoder())
-
-    async def test(ask: Ask) -> None:
+    async with asking(app) as ask:
         for path in BODIES:
             answer = await ask(f"POST {path}", b"", "Content-Encoding: gzip", "Content-Length: 9")
             assert code(answer) == (504, "deadline_exceeded")
 
-    ask_service(app, test)
 
-
-def test_null_stands_for_each_default(app: FastAPI) -> None:
+async def test_null_stands_for_each_default(ask: Ask) -> None:
     """Typed clients send null for what is unset."""
+    for path, schema in SCHEMAS.items():
+        example = EXAMPLES[path]
+        optional = dict.fromkeys(schema["properties"].keys() - schema["required"])
+        changes = [optional, *({name: None} for name in optional)]
+        for change in changes:
+            answer = await ask(f"POST {path}", json.dumps(example | change).encode())
+            assert answer[0] == 200, (path, change, answer[2])
+        for name in schema["required"]:
+            answer = await ask(f"POST {path}", json.dumps(example | {name: None}).encode())
+            assert code(answer) == (422, "invalid_request"), (path, name)
+        for name, field in schema["properties"].items():
+            nullable = {"type": "null"} in field.get("anyOf", ())
+            assert nullable == (name in optional), (path, name)
 
-    async def test(ask: Ask) -> None:
-        for path, schema in SCHEMAS.items():
-            example = EXAMPLES[path]
-            optional = dict.fromkeys(schema["properties"].keys() - schema["required"])
-            changes = [optional, *({name: None} for name in optional)]
-            for change in changes:
-                answer = await ask(f"POST {path}", json.dumps(example | change).encode())
-                assert answer[0] == 200, (path, change, answer[2])
-            for name in schema["required"]:
-                answer = await ask(f"POST {path}", json.dumps(example | {name: None}).encode())
-                assert code(answer) == (422, "invalid_request"), (path, name)
-            for name, field in schema["properties"].items():
-                nullable = {"type": "null"} in field.get("anyOf", ())
-                assert nullable == (name in optional), (path, name)
-
-        optional = SCHEMAS["/search"]["properties"].keys() - {"query"}
-        batch = {"queries": [{"query": "咳嗽"} | dict.fromkeys(optional)]}
-        assert (await ask("POST /search/batch", json.dumps(batch).encode()))[0] == 200
-
-    ask_service(app, test)
+    optional = SCHEMAS["/search"]["properties"].keys() - {"query"}
+    batch = {"queries": [{"query": "咳嗽"} | dict.fromkeys(optional)]}
+    assert (await ask("POST /search/batch", json.dumps(batch).encode()))[0] == 200
 
 
 LONG = "a" * 20_000
@@ -324,7 +300,7 @@ LONG = "a" * 20_000
         ("GET /health/live", [f"X: {LONG}"], (431, "headers_too_long")),
     ],
 )
-def test_pages_of_other_origins_can_read_every_error(
+async def test_pages_of_other_origins_can_read_every_error(
     settings: Settings,
     manifest: IndexManifest,
     line: str,
@@ -335,8 +311,7 @@ def test_pages_of_other_origins_can_read_every_error(
     app = create_app(settings.model_copy(update={"cors_origins": (ORIGIN,)}), encoder)
     encoder.failing = True
     body = BODIES["/search"] if line.startswith("POST") else b""
-
-    async def test(ask: Ask) -> None:
+    async with asking(app) as ask:
         answer = await ask(line, body, f"Origin: {ORIGIN}", *headers)
         assert code(answer) == expected
         assert answer[1]["access-control-allow-origin"] == ORIGIN
@@ -348,8 +323,6 @@ def test_pages_of_other_origins_can_read_every_error(
             assert "access-control-allow-origin" not in answer[1]
             assert answer[1]["vary"] == "Origin"
 
-    ask_service(app, test)
-
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
@@ -359,23 +332,20 @@ def test_pages_of_other_origins_can_read_every_error(
         ({"max_body_bytes": 8}, (413, "body_too_long")),
     ],
 )
-def test_pages_of_other_origins_can_read_what_limits_refuse(
+async def test_pages_of_other_origins_can_read_what_limits_refuse(
     settings: Settings,
     manifest: IndexManifest,
     changes: dict[str, Any],
     expected: tuple[int, str],
 ) -> None:
     changed = settings.model_copy(update={"cors_origins": ("*",), **changes})
-
-    async def test(ask: Ask) -> None:
+    async with asking(create_app(changed, BigramEncoder())) as ask:
         answer = await ask("POST /search", BODIES["/search"], f"Origin: {ORIGIN}")
         assert code(answer) == expected
         assert answer[1]["access-control-allow-origin"] == ORIGIN
 
-    ask_service(create_app(changed, BigramEncoder()), test)
 
-
-def test_pages_of_other_origins_may_send_headers_of_tracing(app: FastAPI) -> None:
+async def test_pages_of_other_origins_may_send_headers_of_tracing(ask: Ask) -> None:
     names = {"authorization", "content-type", "content-encoding", "x-request-id", "baggage"}
     names |= {"x-request-timeout-ms", "traceparent", "tracestate", "x-datadog-trace-id", "b3"}
 
@@ -384,24 +354,21 @@ def test_pages_of_other_origins_may_send_headers_of_tracing(app: FastAPI) -> Non
         asked.append(f"Access-Control-Request-Method: {method}")
         return await ask("OPTIONS /search", b"", f"Origin: {origin}", *asked)
 
-    async def test(ask: Ask) -> None:
-        status, fields, _ = await preflight(ask, ORIGIN, "POST")
-        assert status == 200
-        assert fields["access-control-allow-origin"] == ORIGIN
-        assert set(fields["access-control-allow-headers"].split(",")) == names
-        allowed = {*fields["access-control-allow-methods"].split(", ")}
-        assert allowed == {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"}
-        for method in sorted(allowed):
-            status, fields, _ = await preflight(ask, ORIGIN, method)
-            assert (status, fields["access-control-allow-origin"]) == (200, ORIGIN)
-        refused = await preflight(ask, ORIGIN, "TRACE")
-        assert code(refused) == (400, "cors_refused")
-        assert refused[1]["access-control-allow-origin"] == ORIGIN
-        refused = await preflight(ask, "https://other.example", "POST")
-        assert code(refused) == (400, "cors_refused")
-        assert "access-control-allow-origin" not in refused[1]
-
-    ask_service(app, test)
+    status, fields, _ = await preflight(ask, ORIGIN, "POST")
+    assert status == 200
+    assert fields["access-control-allow-origin"] == ORIGIN
+    assert set(fields["access-control-allow-headers"].split(",")) == names
+    allowed = {*fields["access-control-allow-methods"].split(", ")}
+    assert allowed == {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"}
+    for method in sorted(allowed):
+        status, fields, _ = await preflight(ask, ORIGIN, method)
+        assert (status, fields["access-control-allow-origin"]) == (200, ORIGIN)
+    refused = await preflight(ask, ORIGIN, "TRACE")
+    assert code(refused) == (400, "cors_refused")
+    assert refused[1]["access-control-allow-origin"] == ORIGIN
+    refused = await preflight(ask, "https://other.example", "POST")
+    assert code(refused) == (400, "cors_refused")
+    assert "access-control-allow-origin" not in refused[1]
 
 
 HOSTS = [
@@ -454,15 +421,12 @@ NO_HOSTS = [
         ("GET /index 1.1", ["Host: a", "TE: trailers, gzip;q=0.5"], 200),
     ],
 )
-def test_heads_are_checked(app: FastAPI, head: str, headers: list[str], status: int) -> None:
+async def test_heads_are_checked(ask: Ask, head: str, headers: list[str], status: int) -> None:
     line, _, version = head.rpartition(" ")
 
-    async def test(ask: Ask) -> None:
-        answer = await ask(line, b"", *headers, host="", version=version)
-        assert answer[0] == status
-        if line.startswith("HEAD"):
-            assert answer[2] == b""
-        elif status == 400:
-            assert code(answer) == (400, "invalid_http")
-
-    ask_service(app, test)
+    answer = await ask(line, b"", *headers, host="", version=version)
+    assert answer[0] == status
+    if line.startswith("HEAD"):
+        assert answer[2] == b""
+    elif status == 400:
+        assert code(answer) == (400, "invalid_http")

@@ -2,8 +2,6 @@
 
 import json
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from core.errors import CareError
-from core.manifest import IndexManifest
 from service.access import key_file
 from service.access.api_keys import new_key
 from service.access.grants import Caller, Grant
@@ -21,7 +18,7 @@ from service.observe.logs import JsonFormatter
 from service.settings import Settings, warn_of_settings
 from tests.conftest import ADMIN_KEY, SEARCH_KEY
 from tests.errors import raises
-from tests.service.conftest import Serve, sample
+from tests.service.conftest import Serve, sample, wait_until
 
 RELOADS = "care_api_key_reloads_total"
 
@@ -36,13 +33,6 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "keys"
     path.write_text(SEARCH_KEY)
     return path
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def status(client: TestClient, secret: str) -> int:
@@ -93,10 +83,10 @@ role = "search"
 """
 
 
-def test_a_file_with_tables_is_toml(serve: Serve, manifest: IndexManifest, path: Path) -> None:
+def test_a_file_with_tables_is_toml(serve: Serve, path: Path) -> None:
     client = serve(api_keys_file=path)
     replace(path, TOML)
-    until(lambda: status(client, "secret") == 200)
+    wait_until(lambda: status(client, "secret") == 200)
     assert status(client, "asks") == 200
     assert sample(client, RELOADS, result="success") == 1
 
@@ -137,21 +127,17 @@ def test_a_wrong_file_is_an_error_at_the_start(
     assert "aaaa" not in str(caught.value)
 
 
-def test_a_new_key_is_accepted_and_the_old_one_rejected(
-    serve: Serve, manifest: IndexManifest, path: Path
-) -> None:
+def test_a_new_key_is_accepted_and_the_old_one_rejected(serve: Serve, path: Path) -> None:
     client = serve(api_keys_file=path)
     assert (status(client, "asks"), status(client, "wrong")) == (200, 401)
     secret, entry = new_key("app", "search")
     replace(path, entry)
-    until(lambda: status(client, secret) == 200)
+    wait_until(lambda: status(client, secret) == 200)
     assert status(client, "asks") == 401
     assert sample(client, RELOADS, result="success") == 1
 
 
-def test_a_file_behind_a_changed_link_is_read(
-    serve: Serve, manifest: IndexManifest, tmp_path: Path
-) -> None:
+def test_a_file_behind_a_changed_link_is_read(serve: Serve, tmp_path: Path) -> None:
     """Kubernetes replaces the link ..data; size and time of the file may be the same."""
     (old, old_entry), (new, new_entry) = (new_key("app", "search") for _ in range(2))
     for folder, entry in (("..1", old_entry), ("..2", new_entry)):
@@ -164,14 +150,13 @@ def test_a_file_behind_a_changed_link_is_read(
     assert status(client, old) == 200
     (tmp_path / "..data_tmp").symlink_to("..2")
     (tmp_path / "..data_tmp").replace(tmp_path / "..data")
-    until(lambda: status(client, new) == 200)
+    wait_until(lambda: status(client, new) == 200)
     assert status(client, old) == 401
 
 
 @pytest.mark.parametrize(("content", "code", "fields"), FAULTS)
 def test_a_wrong_file_keeps_the_keys_and_is_logged_once(
     serve: Serve,
-    manifest: IndexManifest,
     path: Path,
     caplog: pytest.LogCaptureFixture,
     content: bytes | str | None,
@@ -190,9 +175,9 @@ def test_a_wrong_file_keeps_the_keys_and_is_logged_once(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KeyFile, "_read", count)
         put(path, content)
-        until(lambda: sample(client, RELOADS, result="failure") == 1)
+        wait_until(lambda: sample(client, RELOADS, result="failure") == 1)
         seen = reads
-        until(lambda: reads > seen + 3)
+        wait_until(lambda: reads > seen + 3)
     lines = [
         json.loads(JsonFormatter().format(r)) for r in caplog.records if r.levelname == "ERROR"
     ]
@@ -203,11 +188,11 @@ def test_a_wrong_file_keeps_the_keys_and_is_logged_once(
     assert sample(client, RELOADS, result="failure") == 1
     secret, entry = new_key("app", "search")
     replace(path, entry)
-    until(lambda: status(client, secret) == 200)
+    wait_until(lambda: status(client, secret) == 200)
 
 
 def test_the_rate_limit_of_a_name_survives_the_replacement_of_its_key(
-    serve: Serve, manifest: IndexManifest, path: Path
+    serve: Serve, path: Path
 ) -> None:
     client = serve(api_keys_file=path, rate_limit=0.01, rate_burst=1)
 
@@ -218,7 +203,7 @@ def test_the_rate_limit_of_a_name_survives_the_replacement_of_its_key(
     assert ask("asks") == 200
     secret, entry = new_key("app", "search")
     replace(path, entry)
-    until(lambda: status(client, secret) == 200)
+    wait_until(lambda: status(client, secret) == 200)
     assert ask(secret) == 429
 
 

@@ -9,7 +9,6 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from core.manifest import IndexManifest
 from service.observe.logs import JsonFormatter, log_failure
 from tests.conftest import SEARCH_KEY
 from tests.service.conftest import Serve
@@ -24,7 +23,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
 
 
 def test_each_request_is_logged_with_its_id_and_timings(
-    serve: Serve, manifest: IndexManifest, caplog: pytest.LogCaptureFixture
+    serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = serve(api_keys=SecretStr(SEARCH_KEY))
     caplog.set_level(logging.INFO)

@@ -150,7 +150,7 @@ def test_metrics_and_logs_name_the_route_and_no_id(
         assert "patient" not in text and "d0001" not in text
 
 
-def test_a_key_is_needed_and_its_rate_is_charged(serve: Serve, manifest: IndexManifest) -> None:
+def test_a_key_is_needed_and_its_rate_is_charged(serve: Serve) -> None:
     client = serve(api_keys=SecretStr(SEARCH_KEY), rate_limit=0.001, rate_burst=2)
     assert get(client, next(iter(RECORDS))).status_code == 401
     assert sample(client, "care_http_requests_total", route=ROUTE, status="401") == 1

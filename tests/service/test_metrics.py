@@ -106,7 +106,7 @@ def test_a_client_that_disconnects_is_counted_as_499(client: TestClient) -> None
     assert requests(client, "/search", 422) == 0
 
 
-def test_requests_in_flight_are_counted(serve: Serve, manifest: IndexManifest) -> None:
+def test_requests_in_flight_are_counted(serve: Serve) -> None:
     encoder = BlockingEncoder()
     client = serve(encoder)
     with ThreadPoolExecutor(1) as pool:
@@ -171,7 +171,7 @@ def test_chunks_count_as_vectors_and_not_as_documents(serve: Serve, build_versio
     assert sample(client, "care_index_vectors") == manifest.count > 5
 
 
-def test_applications_do_not_share_series(serve: Serve, manifest: IndexManifest) -> None:
+def test_applications_do_not_share_series(serve: Serve) -> None:
     one, other = serve(), serve()
     one.post("/search", json=QUERY)
     assert (requests(one, "/search", 200), requests(other, "/search", 200)) == (1, 0)

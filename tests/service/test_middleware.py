@@ -54,45 +54,6 @@ def test_an_answer_that_breaks_off_counts_as_an_error() -> None:
     assert metrics.registry.get_sample_value("care_http_requests_total", labels) == 1
 
 
-def test_the_bodies_in_memory_are_limited_together() -> None:
-    """Three requests with bodies of 100 MiB: the third is rejected until one has ended."""
-    read = asyncio.Semaphore(0)
-    release = asyncio.Event()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await receive()
-        except Exception as error:
-            await problem_response(error, scope)(scope, receive, send)
-            return
-        read.release()
-        await release.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"{}"})
-
-    metrics = Metrics()
-    settings = Settings(max_body_bytes=100 * MIB)
-    limits = LimitRequests(app, settings, Limits.of(settings), metrics)
-    served = RequestContext(limits, metrics, None)
-
-    async def run() -> list[Client]:
-        clients = [Client(100 * MIB) for _ in range(4)]
-        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
-            for client in clients[:2]:
-                tasks.create_task(handle(served, client))
-                await read.acquire()
-            await handle(served, clients[2])
-            release.set()
-        await handle(served, clients[3])
-        return clients
-
-    first, second, third, fourth = asyncio.run(run())
-    assert [first.status, second.status, third.status, fourth.status] == [200, 200, 503, 200]
-    assert third.code == "too_many_requests"
-    rejected = metrics.registry.get_sample_value("care_rejections_total", {"reason": "connections"})
-    assert rejected == 1
-
-
 class Scene:
     """Requests that `LimitRequests` admits; `/search` answers once `release` is set."""
 
@@ -189,6 +150,26 @@ def test_a_client_has_a_share_of_the_bodies_in_memory() -> None:
         await asyncio.sleep(0)
         assert await scene.send("10.0.0.1", whole=True, size=100 * MIB) == 503
         assert await scene.send("10.0.0.2", whole=True, size=100 * MIB) == 200
+        await scene.end()
+
+    asyncio.run(test())
+
+
+def test_the_bodies_in_memory_are_limited_together() -> None:
+    """Three requests with bodies of 100 MiB: the third is rejected until one has ended."""
+
+    async def test() -> None:
+        scene = Scene(max_body_bytes=100 * MIB)
+        held = [scene.send("10.0.0.1", whole=True, size=100 * MIB) for _ in range(2)]
+        for _ in held:
+            await scene.entered.acquire()
+        assert await scene.send("10.0.0.1", whole=True, size=100 * MIB) == 503
+        rejected = {"reason": "connections"}
+        registry = scene.metrics.registry
+        assert registry.get_sample_value("care_rejections_total", rejected) == 1
+        scene.release.set()
+        assert await asyncio.gather(*held) == [200, 200]
+        assert await scene.send("10.0.0.1", whole=True, size=100 * MIB) == 200
         await scene.end()
 
     asyncio.run(test())

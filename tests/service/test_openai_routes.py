@@ -17,8 +17,6 @@ from tests.conftest import SEARCH_KEY
 from tests.encoders import DIMENSION, BigramEncoder
 from tests.service.conftest import BLOCKED, BlockingEncoder, Serve, sample
 
-pytestmark = pytest.mark.usefixtures("manifest")
-
 TEXTS = ["高血压", "孩子 发烧"]
 
 

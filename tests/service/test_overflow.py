@@ -16,8 +16,8 @@ from service.settings import Settings
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.errors import raises
-from tests.service.conftest import BLOCKED, BlockingEncoder, Serve, sample
-from tests.service.test_pipeline import blocked, queued, wait_for
+from tests.service.conftest import BLOCKED, BlockingEncoder, Serve, sample, wait_until
+from tests.service.test_pipeline import blocked, queued
 
 pytestmark = pytest.mark.usefixtures("manifest")
 
@@ -86,7 +86,7 @@ def test_the_queue_of_the_other_encoder_is_limited_too(serve: Serve) -> None:
         assert client.post("/search", json=OTHER).status_code == 429
         overflow.release.set()
         assert waiting.result()["overflow"]
-        wait_for(lambda: search(client, **OTHER)["overflow"])
+        wait_until(lambda: search(client, **OTHER)["overflow"])
 
 
 def test_the_queue_is_short_while_the_other_encoder_has_work(serve: Serve) -> None:
@@ -97,13 +97,13 @@ def test_the_queue_is_short_while_the_other_encoder_has_work(serve: Serve) -> No
     two = {"queries": [QUERY, OTHER]}
     with blocked(client, encoder), ThreadPoolExecutor(5) as pool:
         first = [pool.submit(search, client, query=f"儿童发热的护理{i}") for i in range(2)]
-        wait_for(lambda: queued(client) == 3)
+        wait_until(lambda: queued(client) == 3)
         pool.submit(client.post, "/search/batch", json=two)
         assert overflow.entered.wait(30)
         third = pool.submit(search, client, query="骨折患者的护理")
-        wait_for(lambda: sample(client, "care_overflow_queries_total") == 3)
+        wait_until(lambda: sample(client, "care_overflow_queries_total") == 3)
         embedded = pool.submit(client.post, "/v1/embeddings", json={"input": "失眠患者"})
-        wait_for(lambda: queued(client) == 4)
+        wait_until(lambda: queued(client) == 4)
         overflow.release.set()
         assert third.result()["overflow"]
         encoder.release.set()

@@ -1,6 +1,5 @@
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,12 +12,10 @@ from starlette.types import Message
 from core.types import FloatArray
 from stores.base import ScoredRows
 from stores.faiss.search import FaissVectors
-from tests.service.conftest import BLOCKED, BlockingEncoder, Serve, sample
+from tests.service.conftest import BLOCKED, BlockingEncoder, Serve, sample, wait_until
 
 if TYPE_CHECKING:
     from httpx2 import Response
-
-pytestmark = pytest.mark.usefixtures("manifest")
 
 QUERY = {"query": "高血压患者的护理"}
 
@@ -40,13 +37,6 @@ def blocked(client: TestClient, encoder: BlockingEncoder) -> Iterator["Future[Re
             encoder.release.set()
 
 
-def wait_for(condition: Any) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def queued(client: TestClient) -> float:
     return sample(client, "care_queue_queries")
 
@@ -60,7 +50,7 @@ def test_single_and_batch_requests_are_admitted_by_the_same_rule(
     path, body = ("/search/batch", {"queries": [QUERY]}) if batch else ("/search", QUERY)
     with blocked(client, encoder), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.post, path, json=body)
-        wait_for(lambda: queued(client) == 2)
+        wait_until(lambda: queued(client) == 2)
         for refused in (
             client.post("/search", json={"query": "发热"}),
             client.post("/search/batch", json={"queries": [{"query": "发热"}]}),
@@ -99,7 +89,7 @@ def test_a_query_past_its_deadline_gets_504_and_is_not_encoded(
         assert response.json()["code"] == "deadline_exceeded"
         assert queued(client) == 1
         seen = encoder.texts_seen
-    wait_for(lambda: queued(client) == 0)
+    wait_until(lambda: queued(client) == 0)
     assert encoder.texts_seen == seen + 1
     assert sample(client, "care_rejections_total", reason="deadline") == 1
 
@@ -127,7 +117,7 @@ def test_equal_queries_in_flight_are_computed_once(serve: Serve, encoder: Blocki
         seen = encoder.texts_seen
         same = [pool.submit(client.post, "/search", json=QUERY) for _ in range(5)]
         lookups = "care_cache_lookups_total"
-        wait_for(lambda: sample(client, lookups, tier="in_flight", result="hit") == 4)
+        wait_until(lambda: sample(client, lookups, tier="in_flight", result="hit") == 4)
         encoder.release.set()
         answers = [pending.result().json()["hits"] for pending in same]
     assert encoder.texts_seen == seen + 2
@@ -150,7 +140,7 @@ def test_a_shared_flight_survives_one_of_its_waiters(
     with blocked(client, encoder), ThreadPoolExecutor(2) as pool:
         headers = {"X-Request-Timeout-Ms": "2000"}
         first = pool.submit(client.post, "/search", json=QUERY, headers=headers)
-        wait_for(lambda: queued(client) == 2)
+        wait_until(lambda: queued(client) == 2)
         second = pool.submit(client.post, "/search", json=QUERY)
         assert first.result().status_code == 504
         encoder.release.set()
@@ -199,7 +189,7 @@ def test_the_query_of_a_disconnected_client_is_not_encoded(
         )
         assert sent == []
         assert queued(client) == 1
-    wait_for(lambda: queued(client) == 0)
+    wait_until(lambda: queued(client) == 0)
     assert encoder.texts_seen == seen + 1
     assert sample(client, "care_rejections_total", reason="departed") == 1
     assert sample(client, "care_http_requests_total", route="/search", status="499") == 1
@@ -248,7 +238,7 @@ def test_each_query_of_a_failed_batch_gets_a_response(
         waiting = [
             pool.submit(client.post, "/search", json={"query": f"第{i}个"}) for i in range(3)
         ]
-        wait_for(lambda: queued(client) == 4)
+        wait_until(lambda: queued(client) == 4)
         failing = encoder.encode_tokens
         encoder.encode_tokens = lambda tokens: 1 / 0  # type: ignore[assignment, method-assign]
         encoder.release.set()
@@ -289,7 +279,7 @@ def test_the_readiness_check_skips_the_queue(serve: Serve, encoder: BlockingEnco
     client = serve(encoder, queue_tokens=4)
     with blocked(client, encoder), ThreadPoolExecutor(1) as pool:
         ready = pool.submit(client.get, "/health/ready")
-        wait_for(lambda: queued(client) == 2)
+        wait_until(lambda: queued(client) == 2)
         encoder.release.set()
         assert ready.result().status_code == 200
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from core.manifest import IndexManifest
 from search.snapshot import ScoredRows
 from service.pipeline.cache import MemoryCache
 from tests.service.conftest import Serve
@@ -42,10 +41,7 @@ def spread() -> list[tuple[str, str, int]]:
 
 
 def test_no_query_reaches_logs_metrics_cache_keys_or_errors(
-    serve: Serve,
-    manifest: IndexManifest,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys: list[bytes] = []
     put = MemoryCache.put

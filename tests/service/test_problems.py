@@ -10,7 +10,6 @@ from fastapi.testclient import TestClient
 from httpx2 import Response
 
 from core.encoders import Encoding
-from core.manifest import IndexManifest
 from service.observe.logs import JsonFormatter
 from service.pipeline.engine import Engine
 from tests.conftest import Builder, make_records
@@ -144,7 +143,7 @@ def test_a_body_of_json_or_without_a_media_type_is_read(
     ],
 )
 def test_an_invalid_batch_is_rejected(
-    serve: Serve, manifest: IndexManifest, changes: dict[str, int], queries: object, code: str
+    serve: Serve, changes: dict[str, int], queries: object, code: str
 ) -> None:
     response = serve(**changes).post("/search/batch", json={"queries": queries})
     assert_one_fault(response, "queries", code)
@@ -177,7 +176,7 @@ def in_chunks(body: bytes) -> Iterator[bytes]:
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize(("excess", "status"), [(0, 200), (1, 413)])
 def test_a_body_over_the_limit_gets_413_with_or_without_content_length(
-    serve: Serve, manifest: IndexManifest, chunked: bool, excess: int, status: int
+    serve: Serve, chunked: bool, excess: int, status: int
 ) -> None:
     query = json.dumps({"query": SECRET}).encode()
     body = query + b" " * (1000 + excess - len(query))
@@ -224,7 +223,7 @@ def test_request_ids_differ(client: TestClient) -> None:
     assert len({client.get("/index").headers["X-Request-ID"] for _ in range(20)}) == 20
 
 
-def test_a_full_queue_returns_429_with_retry_after(serve: Serve, manifest: IndexManifest) -> None:
+def test_a_full_queue_returns_429_with_retry_after(serve: Serve) -> None:
     encoder = BlockingEncoder()
     client = serve(encoder, queue_tokens=1)
     with ThreadPoolExecutor(1) as pool:
@@ -242,9 +241,7 @@ def test_a_full_queue_returns_429_with_retry_after(serve: Serve, manifest: Index
         assert first.result().status_code == 200
 
 
-def test_a_full_queue_refuses_nothing_that_is_cached_or_in_flight(
-    serve: Serve, manifest: IndexManifest
-) -> None:
+def test_a_full_queue_refuses_nothing_that_is_cached_or_in_flight(serve: Serve) -> None:
     encoder = BlockingEncoder()
     client = serve(encoder, queue_tokens=1)
     cached = {"query": "高血压"}
@@ -263,7 +260,7 @@ def test_a_full_queue_refuses_nothing_that_is_cached_or_in_flight(
 
 
 def test_a_search_that_is_refused_starts_no_work(
-    serve: Serve, manifest: IndexManifest, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = BlockingEncoder()
     client = serve(encoder, queue_tokens=1)

@@ -3,19 +3,20 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import uvicorn
-import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from service.http.connections import ConnectionLimits, Connections
 from service.observe.metrics import Metrics
 from service.server import http_protocol
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
 JSON = '{"query":"咳嗽"}'.encode()
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
@@ -139,7 +140,7 @@ class Client:
 class Server:
     """The protocol over an application."""
 
-    def __init__(self, app: ASGIApp, origins: Sequence[str] = (), **changes: Any) -> None:
+    def __init__(self, app: ASGIApp, origins: Sequence[str], **changes: Any) -> None:
         limits = {"connections": 64, "header_bytes": 16_384, "unsent_bytes": 1 << 30}
         times = {"client_timeout": 10.0, "keep_alive": 75.0}
         self.app: Any = app
@@ -184,8 +185,10 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(**changes: Any) -> AsyncIterator[Server]:
-    server = Server(Echo(), **changes)
+async def serving(
+    app: ASGIApp | None = None, origins: Sequence[str] = (), **changes: Any
+) -> AsyncIterator[Server]:
+    server = Server(app or Echo(), origins, **changes)
     await server.start()
     try:
         yield server
@@ -193,90 +196,74 @@ async def serving(**changes: Any) -> AsyncIterator[Server]:
         await server.stop()
 
 
-def run(test: Callable[..., Awaitable[None]], **changes: Any) -> None:
-    """Runs a test with a server, on the event loop of the service, for at most 30 s."""
-
-    async def whole() -> None:
-        async with asyncio.timeout(30), serving(**changes) as server:
-            await test(server)
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(whole())
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with serving() as server:
+        yield server
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_common_clients_get_answers_to_their_bodies(name: str) -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        for _ in range(2):
-            await client.send(CLIENTS[name])
-            status, fields, content = await client.request(JSON)
-            assert (status, json.loads(content)["body"]) == (200, JSON.decode())
-            assert "upgrade" not in fields
-
-    run(test)
+async def test_common_clients_get_answers_to_their_bodies(server: Server, name: str) -> None:
+    client = await server.connect()
+    for _ in range(2):
+        await client.send(CLIENTS[name])
+        status, fields, content = await client.request(JSON)
+        assert (status, json.loads(content)["body"]) == (200, JSON.decode())
+        assert "upgrade" not in fields
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 5\r\n\r\nhello", b""])
 @pytest.mark.parametrize("protocol", [b"websocket", b"H2C, other"])
-def test_a_request_to_upgrade_is_answered_in_http_1(protocol: bytes, framing: bytes) -> None:
-    async def test(server: Server) -> None:
+async def test_a_request_to_upgrade_is_answered_in_http_1(
+    server: Server, protocol: bytes, framing: bytes
+) -> None:
+    client = await server.connect()
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+    upgrade = POST + b"Connection: keep-alive, upgrade\r\nuPGRADE: " + protocol + b"\r\n"
+    _, _, content = await client.request(upgrade + (framing or chunked))
+    assert json.loads(content)["body"] == "hello"
+
+
+async def test_requests_are_answered_in_order_however_they_are_cut_into_packets(
+    server: Server,
+) -> None:
+    requests = [
+        GET + b"\r\n",
+        POST + b"Content-Length: 5\r\n\r\nhello",
+        b"\r\n" + POST + b"Content-Length: 0\r\n\r\n",
+        GET.replace(b"/", b"/%E7%97%85?a=b", 1) + b"\r\n",
+    ]
+    expected = [("/", ""), ("/echo", "hello"), ("/echo", ""), ("/病", "")]
+    stream = b"".join(requests)
+    for size in (len(stream), 1, 7, 64):
         client = await server.connect()
-        chunked = b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
-        upgrade = POST + b"Connection: keep-alive, upgrade\r\nuPGRADE: " + protocol + b"\r\n"
-        _, _, content = await client.request(upgrade + (framing or chunked))
-        assert json.loads(content)["body"] == "hello"
-
-    run(test)
-
-
-def test_requests_are_answered_in_order_however_they_are_cut_into_packets() -> None:
-    async def test(server: Server) -> None:
-        requests = [
-            GET + b"\r\n",
-            POST + b"Content-Length: 5\r\n\r\nhello",
-            b"\r\n" + POST + b"Content-Length: 0\r\n\r\n",
-            GET.replace(b"/", b"/%E7%97%85?a=b", 1) + b"\r\n",
-        ]
-        expected = [("/", ""), ("/echo", "hello"), ("/echo", ""), ("/病", "")]
-        stream = b"".join(requests)
-        for size in (len(stream), 1, 7, 64):
-            client = await server.connect()
-            for start in range(0, len(stream), size):
-                await client.send(stream[start : start + size])
-                await asyncio.sleep(0)
-            for path, body in expected:
-                _, _, content = await client.answer()
-                found = json.loads(content)
-                assert (found["path"], found["body"]) == (path, body)
-
-    run(test)
+        for start in range(0, len(stream), size):
+            await client.send(stream[start : start + size])
+            await asyncio.sleep(0)
+        for path, body in expected:
+            _, _, content = await client.answer()
+            found = json.loads(content)
+            assert (found["path"], found["body"]) == (path, body)
 
 
-def test_a_thousand_requests_at_once_wait_in_little_memory() -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        sending = asyncio.create_task(client.send((GET + b"\r\n") * 10_000))
-        for _ in range(10_000):
-            assert await client.status() == 200
-            assert len(server.state.tasks) <= 2
-        await sending
-
-    run(test)
+async def test_a_thousand_requests_at_once_wait_in_little_memory(server: Server) -> None:
+    client = await server.connect()
+    sending = asyncio.create_task(client.send((GET + b"\r\n") * 10_000))
+    for _ in range(10_000):
+        assert await client.status() == 200
+        assert len(server.state.tasks) <= 2
+    await sending
 
 
-def test_a_second_request_behind_a_chunked_body_is_not_lost_silently() -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        chunked = CHUNKED + b"5;a=b\r\nhello\r\n0\r\nAuthorization: x\r\n\r\n"
-        status, fields, _ = await client.request(chunked)
-        assert (status, fields.get("connection")) == (200, None)
-        status, fields, content = await client.request(chunked * 2)
-        assert (status, fields["connection"]) == (200, "close")
-        assert json.loads(content)["body"] == "hello"
-        assert await client.closed()
-
-    run(test)
+async def test_a_second_request_behind_a_chunked_body_is_not_lost_silently(server: Server) -> None:
+    client = await server.connect()
+    chunked = CHUNKED + b"5;a=b\r\nhello\r\n0\r\nAuthorization: x\r\n\r\n"
+    status, fields, _ = await client.request(chunked)
+    assert (status, fields.get("connection")) == (200, None)
+    status, fields, content = await client.request(chunked * 2)
+    assert (status, fields["connection"]) == (200, "close")
+    assert json.loads(content)["body"] == "hello"
+    assert await client.closed()
 
 
 @pytest.mark.parametrize(
@@ -299,19 +286,16 @@ def test_a_second_request_behind_a_chunked_body_is_not_lost_silently() -> None:
         CHUNKED + b"5\r\nhelloworld\r\n0\r\n\r\n",
     ],
 )
-def test_invalid_requests_get_a_problem_with_an_id(data: bytes) -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        status, fields, content = await client.request(data)
-        problem = json.loads(content)
-        assert (status, problem["code"]) == (400, "invalid_http")
-        assert fields["content-type"] == "application/problem+json"
-        assert fields["x-request-id"] == problem["request_id"]
-        assert fields["connection"] == "close"
-        assert await client.closed()
-        assert server.metrics.requests.labels("unmatched", "400")._value.get() == 1
-
-    run(test)
+async def test_invalid_requests_get_a_problem_with_an_id(server: Server, data: bytes) -> None:
+    client = await server.connect()
+    status, fields, content = await client.request(data)
+    problem = json.loads(content)
+    assert (status, problem["code"]) == (400, "invalid_http")
+    assert fields["content-type"] == "application/problem+json"
+    assert fields["x-request-id"] == problem["request_id"]
+    assert fields["connection"] == "close"
+    assert await client.closed()
+    assert server.metrics.requests.labels("unmatched", "400")._value.get() == 1
 
 
 @pytest.mark.parametrize(
@@ -327,105 +311,88 @@ def test_invalid_requests_get_a_problem_with_an_id(data: bytes) -> None:
         (431, "headers_too_long", CHUNKED + b"0\r\nX: " + b"a" * 17_000),
     ],
 )
-def test_long_heads_are_refused(status: int, code: str, head: bytes) -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        found, _, content = await client.request(head)
-        assert (found, json.loads(content)["code"]) == (status, code)
-        assert await client.closed()
-        client = await server.connect()
-        assert (await client.request(GET + b"X: " + b"a" * 15_000 + b"\r\n\r\n"))[0] == 200
-
-    run(test)
+async def test_long_heads_are_refused(server: Server, status: int, code: str, head: bytes) -> None:
+    client = await server.connect()
+    found, _, content = await client.request(head)
+    assert (found, json.loads(content)["code"]) == (status, code)
+    assert await client.closed()
+    client = await server.connect()
+    assert (await client.request(GET + b"X: " + b"a" * 15_000 + b"\r\n\r\n"))[0] == 200
 
 
-def test_a_client_that_goes_on_sending_reads_the_refusal() -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        await client.send(GET + b"X: " + b"a" * 20_000_000)
-        assert await client.status() == 431
-        assert await client.reader.read() == b""
-        server.after(11)
-        with pytest.raises(ConnectionError):
-            while True:
-                await client.send(b"a" * 65_536)
-
-    run(test)
+async def test_a_client_that_goes_on_sending_reads_the_refusal(server: Server) -> None:
+    client = await server.connect()
+    await client.send(GET + b"X: " + b"a" * 20_000_000)
+    assert await client.status() == 431
+    assert await client.reader.read() == b""
+    server.after(11)
+    with pytest.raises(ConnectionError):
+        while True:
+            await client.send(b"a" * 65_536)
 
 
-def test_a_client_that_sends_its_whole_body_first_reads_an_early_answer() -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        early = POST.replace(b"echo", b"early") + b"Content-Length: %d\r\n\r\n" % LARGE
-        assert (await client.request(early + bytes(LARGE)))[0] == 200
-        assert (await client.request(GET + b"\r\n"))[0] == 200
-
-    run(test)
-
-
-def test_clients_are_awaited_for_a_limited_time() -> None:
-    async def test(server: Server) -> None:
-        silent, slow, used, unread, late = [await server.connect() for _ in range(5)]
-        await slow.send(GET)
-        assert (await used.request(GET + b"\r\n"))[0] == 200
-        early = POST.replace(b"echo", b"early") + b"Content-Length: 9\r\n\r\n"
-        assert (await unread.request(early + b"a"))[0] == 200
-        server.app.entered.clear()
-        await late.send(POST + b"Content-Length: 9\r\n\r\n")
-        await server.app.entered.wait()
-        server.after(9)
-        assert len(server.connections) == 5
-        server.after(11)
-        assert [await client.closed() for client in (silent, slow, unread)] == [True] * 3
-        assert (server.ended("idle"), server.ended("receive")) == (1, 2)
-        assert (await used.request(GET + b"\r\n"))[0] == 200
-        # The application limits the time of a body.
-        assert (await late.request(b"a" * 9))[0] == 200
-        server.after(80)
-        assert await used.closed()
-
-    run(test)
+async def test_a_client_that_sends_its_whole_body_first_reads_an_early_answer(
+    server: Server,
+) -> None:
+    client = await server.connect()
+    early = POST.replace(b"echo", b"early") + b"Content-Length: %d\r\n\r\n" % LARGE
+    assert (await client.request(early + bytes(LARGE)))[0] == 200
+    assert (await client.request(GET + b"\r\n"))[0] == 200
 
 
-def test_a_client_that_reads_nothing_is_cut_off() -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        await client.send(GET.replace(b"/", b"/large", 1) + b"\r\n")
-        await until(lambda: server.connections.unsent.own > 0)
-        assert server.connections.unsent.own >= LARGE
-        server.after(9)
-        assert len(server.connections) == 1
-        server.after(11)
-        assert server.ended("send") == 1
-        assert await server.app.ended.get() == "answered"
-        assert server.connections.unsent.own == 0
-        assert await client.closed()
-
-    run(test)
-
-
-def test_a_slow_client_keeps_its_connection_while_it_reads() -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        await client.send(GET.replace(b"/", b"/large", 1) + b"\r\n")
-        await client.reader.readuntil(b"\r\n\r\n")
-        left = LARGE
-        while left:
-            left -= len(await client.reader.read(1 << 20))
-            if server.connections.unsent.own and left > LARGE // 2:
-                # Eight more seconds since the client has taken something.
-                server.after(8)
-        assert await server.app.ended.get() == "answered"
-        assert server.connections.unsent.own == 0
-        assert (await client.request(GET + b"\r\n"))[0] == 200
-
-    run(test)
+async def test_clients_are_awaited_for_a_limited_time(server: Server) -> None:
+    silent, slow, used, unread, late = [await server.connect() for _ in range(5)]
+    await slow.send(GET)
+    assert (await used.request(GET + b"\r\n"))[0] == 200
+    early = POST.replace(b"echo", b"early") + b"Content-Length: 9\r\n\r\n"
+    assert (await unread.request(early + b"a"))[0] == 200
+    server.app.entered.clear()
+    await late.send(POST + b"Content-Length: 9\r\n\r\n")
+    await server.app.entered.wait()
+    server.after(9)
+    assert len(server.connections) == 5
+    server.after(11)
+    assert [await client.closed() for client in (silent, slow, unread)] == [True] * 3
+    assert (server.ended("idle"), server.ended("receive")) == (1, 2)
+    assert (await used.request(GET + b"\r\n"))[0] == 200
+    # The application limits the time of a body.
+    assert (await late.request(b"a" * 9))[0] == 200
+    server.after(80)
+    assert await used.closed()
 
 
-def test_unsent_bytes_are_limited() -> None:
+async def test_a_client_that_reads_nothing_is_cut_off(server: Server) -> None:
+    client = await server.connect()
+    await client.send(GET.replace(b"/", b"/large", 1) + b"\r\n")
+    await until(lambda: server.connections.unsent.own > 0)
+    assert server.connections.unsent.own >= LARGE
+    server.after(9)
+    assert len(server.connections) == 1
+    server.after(11)
+    assert server.ended("send") == 1
+    assert await server.app.ended.get() == "answered"
+    assert server.connections.unsent.own == 0
+    assert await client.closed()
+
+
+async def test_a_slow_client_keeps_its_connection_while_it_reads(server: Server) -> None:
+    client = await server.connect()
+    await client.send(GET.replace(b"/", b"/large", 1) + b"\r\n")
+    await client.reader.readuntil(b"\r\n\r\n")
+    left = LARGE
+    while left:
+        left -= len(await client.reader.read(1 << 20))
+        if server.connections.unsent.own and left > LARGE // 2:
+            # Eight more seconds since the client has taken something.
+            server.after(8)
+    assert await server.app.ended.get() == "answered"
+    assert server.connections.unsent.own == 0
+    assert (await client.request(GET + b"\r\n"))[0] == 200
+
+
+async def test_unsent_bytes_are_limited() -> None:
     """The client that has kept its answer waiting for longest gives way."""
-
-    async def test(server: Server) -> None:
+    async with serving(unsent_bytes=2 * LARGE + 1000) as server:
         clients = [await server.connect() for _ in range(4)]
         for client in clients:
             server.app.entered.clear()
@@ -437,11 +404,9 @@ def test_unsent_bytes_are_limited() -> None:
         status, _, content = await clients[3].answer()
         assert (status, len(content)) == (200, LARGE)
 
-    run(test, unsent_bytes=2 * LARGE + 1000)
 
-
-def test_a_new_connection_takes_the_place_of_the_one_that_idles_for_longest() -> None:
-    async def test(server: Server) -> None:
+async def test_a_new_connection_takes_the_place_of_the_one_that_idles_for_longest() -> None:
+    async with serving(connections=3) as server:
         clients = [await server.connect() for _ in range(3)]
         for client in clients:
             assert (await client.request(GET + b"\r\n"))[0] == 200
@@ -454,27 +419,24 @@ def test_a_new_connection_takes_the_place_of_the_one_that_idles_for_longest() ->
         assert (await clients[2].request(b"a"))[0] == 200
         assert server.ended("limit") == 1
 
-    run(test, connections=3)
-
 
 SLOW = b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 @pytest.mark.parametrize("requests", [[SLOW], [SLOW, GET + b"\r\n", SLOW]])
-def test_a_client_that_ends_its_side_gets_its_answers(requests: list[bytes]) -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        await client.send(b"".join(requests))
-        client.writer.write_eof()
-        await server.app.entered.wait()
-        statuses = [await client.status()]
-        server.app.release.set()
-        statuses += [await client.status() for _ in requests]
-        assert statuses == [100, *(200 for _ in requests)]
-        assert await client.closed()
-        assert [server.app.ended.get_nowait() for _ in requests] == ["answered"] * len(requests)
-
-    run(test)
+async def test_a_client_that_ends_its_side_gets_its_answers(
+    server: Server, requests: list[bytes]
+) -> None:
+    client = await server.connect()
+    await client.send(b"".join(requests))
+    client.writer.write_eof()
+    await server.app.entered.wait()
+    statuses = [await client.status()]
+    server.app.release.set()
+    statuses += [await client.status() for _ in requests]
+    assert statuses == [100, *(200 for _ in requests)]
+    assert await client.closed()
+    assert [server.app.ended.get_nowait() for _ in requests] == ["answered"] * len(requests)
 
 
 UPLOAD = POST + b"Content-Length: 9\r\n\r\na"
@@ -484,32 +446,28 @@ UPLOAD = POST + b"Content-Length: 9\r\n\r\na"
     ("data", "end"),
     [(SLOW, "close"), (SLOW * 2, "close"), (SLOW + UPLOAD, "close"), (UPLOAD, "abort")],
 )
-def test_a_client_that_ends_the_connection_departs(data: bytes, end: str) -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        await client.send(data)
-        await server.app.entered.wait()
-        getattr(client.writer.transport, end)()
-        assert await server.app.ended.get() == "departed"
-
-    run(test)
+async def test_a_client_that_ends_the_connection_departs(
+    server: Server, data: bytes, end: str
+) -> None:
+    client = await server.connect()
+    await client.send(data)
+    await server.app.entered.wait()
+    getattr(client.writer.transport, end)()
+    assert await server.app.ended.get() == "departed"
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"GET", GET, POST + b"Content-Length: 9\r\n\r\na", CHUNKED + b"5\r\nab"]
 )
-def test_half_a_request_before_the_end_of_input_is_none(data: bytes) -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        await client.send(data)
-        client.writer.write_eof()
-        assert await client.closed()
-
-    run(test)
+async def test_half_a_request_before_the_end_of_input_is_none(server: Server, data: bytes) -> None:
+    client = await server.connect()
+    await client.send(data)
+    client.writer.write_eof()
+    assert await client.closed()
 
 
-def test_a_client_that_sends_only_empty_lines_idles() -> None:
-    async def test(server: Server) -> None:
+async def test_a_client_that_sends_only_empty_lines_idles() -> None:
+    async with serving(client_timeout=10.0) as server:
         client = await server.connect()
         await client.send(b"\r\n")
         while not len(server.connections):
@@ -523,8 +481,6 @@ def test_a_client_that_sends_only_empty_lines_idles() -> None:
         assert await client.closed()
         assert server.ended("idle") == 1
 
-    run(test, client_timeout=10.0)
-
 
 @pytest.mark.parametrize("size", [18_000, 24_000, 100_000])
 @pytest.mark.parametrize("step", [1 << 20, 4000])
@@ -537,59 +493,49 @@ def test_a_client_that_sends_only_empty_lines_idles() -> None:
         (b"5\r\nhello\r\n0;a=", b"\r\n\r\n"),
     ],
 )
-def test_framing_of_a_chunked_body_is_limited(
-    before: bytes, after: bytes, size: int, step: int
+async def test_framing_of_a_chunked_body_is_limited(
+    server: Server, before: bytes, after: bytes, size: int, step: int
 ) -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        filling = (b"0" if before == b"0" else b"a") * size
-        data = CHUNKED + before + filling + after
-        for start in range(0, len(data), step):
-            await client.send(data[start : start + step])
-        status, _, content = await client.answer()
-        assert status in (400, 431)
-        assert json.loads(content)["code"] in ("headers_too_long", "invalid_http")
-
-    run(test)
+    client = await server.connect()
+    filling = (b"0" if before == b"0" else b"a") * size
+    data = CHUNKED + before + filling + after
+    for start in range(0, len(data), step):
+        await client.send(data[start : start + step])
+    status, _, content = await client.answer()
+    assert status in (400, 431)
+    assert json.loads(content)["code"] in ("headers_too_long", "invalid_http")
 
 
-def test_answers_without_content_and_to_old_clients() -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        await client.send(GET.replace(b"GET", b"HEAD") + b"\r\n")
-        status, fields, _ = await client.answer(head=True)
-        assert (status, int(fields["content-length"]) > 0) == (200, True)
-        status, fields, _ = await client.request(b"GET / HTTP/1.0\r\n\r\n")
-        assert (status, fields["connection"]) == (200, "close")
-        assert await client.closed()
-        client = await server.connect()
-        status, fields, _ = await client.request(GET + b"Connection: close\r\n\r\n")
-        assert (status, fields["connection"]) == (200, "close")
-        assert await client.closed()
-
-    run(test)
+async def test_answers_without_content_and_to_old_clients(server: Server) -> None:
+    client = await server.connect()
+    await client.send(GET.replace(b"GET", b"HEAD") + b"\r\n")
+    status, fields, _ = await client.answer(head=True)
+    assert (status, int(fields["content-length"]) > 0) == (200, True)
+    status, fields, _ = await client.request(b"GET / HTTP/1.0\r\n\r\n")
+    assert (status, fields["connection"]) == (200, "close")
+    assert await client.closed()
+    client = await server.connect()
+    status, fields, _ = await client.request(GET + b"Connection: close\r\n\r\n")
+    assert (status, fields["connection"]) == (200, "close")
+    assert await client.closed()
 
 
-def test_a_client_that_asks_is_told_to_send_its_body() -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        await client.send(POST + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
-        assert await client.status() == 100
-        status, _, content = await client.request(b"hello")
-        assert (status, json.loads(content)["body"]) == (200, "hello")
-
-    run(test)
+async def test_a_client_that_asks_is_told_to_send_its_body(server: Server) -> None:
+    client = await server.connect()
+    await client.send(POST + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
+    assert await client.status() == 100
+    status, _, content = await client.request(b"hello")
+    assert (status, json.loads(content)["body"]) == (200, "hello")
 
 
-def test_a_body_that_the_client_need_not_send_is_not_read_from_its_next_request() -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        early = b"POST /early HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n"
-        status, fields, _ = await client.request(early + b"Content-Length: 60\r\n\r\n")
-        assert (status, fields["connection"]) == (200, "close")
-        assert await client.closed()
-
-    run(test)
+async def test_a_body_that_the_client_need_not_send_is_not_read_from_its_next_request(
+    server: Server,
+) -> None:
+    client = await server.connect()
+    early = b"POST /early HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n"
+    status, fields, _ = await client.request(early + b"Content-Length: 60\r\n\r\n")
+    assert (status, fields["connection"]) == (200, "close")
+    assert await client.closed()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -597,21 +543,17 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_a_body_of_tiny_chunks_does_not_hold_the_event_loop() -> None:
+async def test_a_body_of_tiny_chunks_does_not_hold_the_event_loop(server: Server) -> None:
     """In its processor time, which other processes do not change."""
-
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        sending = asyncio.create_task(client.send(CHUNKED + b"1\r\na\r\n" * 200_000 + b"0\r\n\r\n"))
-        longest, loop = 0.0, asyncio.get_running_loop()
-        while not sending.done():
-            turn = loop.create_future()
-            started = time.thread_time()
-            loop.call_soon(turn.set_result, None)
-            await turn
-            longest = max(longest, time.thread_time() - started)
-        status, _, content = await client.answer()
-        assert (status, len(json.loads(content)["body"])) == (200, 200_000)
-        assert longest < 0.05
-
-    run(test)
+    client = await server.connect()
+    sending = asyncio.create_task(client.send(CHUNKED + b"1\r\na\r\n" * 200_000 + b"0\r\n\r\n"))
+    longest, loop = 0.0, asyncio.get_running_loop()
+    while not sending.done():
+        turn = loop.create_future()
+        started = time.thread_time()
+        loop.call_soon(turn.set_result, None)
+        await turn
+        longest = max(longest, time.thread_time() - started)
+    status, _, content = await client.answer()
+    assert (status, len(json.loads(content)["body"])) == (200, 200_000)
+    assert longest < 0.05

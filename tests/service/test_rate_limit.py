@@ -18,11 +18,6 @@ PREFIX = "care:rate::"
 SLOW = 0.001
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Clock:
     """A clock [ns] that the test advances; it starts at an odd value."""
 

@@ -9,7 +9,6 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from core.manifest import IndexManifest
 from tests.encoders import BigramEncoder
 from tests.redis_server import RedisServer, run_redis
 from tests.service.conftest import Serve, sample
@@ -52,7 +51,7 @@ def stored(redis: RedisServer, count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_search_that_explains_does_not_ask_redis(
-    serve: Serve, manifest: IndexManifest, redis: RedisServer, batch: bool
+    serve: Serve, redis: RedisServer, batch: bool
 ) -> None:
     client = serve(**shared(redis.url))
     plain, explained = {"query": MARKER}, {"query": MARKER, "explain": True}
@@ -75,7 +74,6 @@ def test_a_search_that_explains_does_not_ask_redis(
 )
 def test_searches_succeed_without_redis_and_the_log_has_one_line(
     serve: Serve,
-    manifest: IndexManifest,
     redis: RedisServer,
     caplog: pytest.LogCaptureFixture,
     stop: Callable[[RedisServer], None],
@@ -96,7 +94,7 @@ def test_searches_succeed_without_redis_and_the_log_has_one_line(
     assert 3 <= sample(client, "care_redis_errors_total", kind=kind) < 20
 
 
-def test_replicas_share_results(serve: Serve, manifest: IndexManifest, redis: RedisServer) -> None:
+def test_replicas_share_results(serve: Serve, redis: RedisServer) -> None:
     one, encoder = serve(**shared(redis.url)), BigramEncoder()
     other = serve(encoder, **shared(redis.url))
     first = ask(one)
@@ -111,9 +109,7 @@ def test_replicas_share_results(serve: Serve, manifest: IndexManifest, redis: Re
     assert sample(other, "care_redis_breaker_state") == 0
 
 
-def test_a_batch_reads_cached_queries_from_redis(
-    serve: Serve, manifest: IndexManifest, redis: RedisServer
-) -> None:
+def test_a_batch_reads_cached_queries_from_redis(serve: Serve, redis: RedisServer) -> None:
     client = serve(**shared(redis.url))
     known = ask(client)
     stored(redis, 1)
@@ -123,9 +119,7 @@ def test_a_batch_reads_cached_queries_from_redis(
     assert results[1]["hits"] == known["hits"]
 
 
-def test_results_from_redis_are_cached_in_memory(
-    serve: Serve, manifest: IndexManifest, redis: RedisServer
-) -> None:
+def test_results_from_redis_are_cached_in_memory(serve: Serve, redis: RedisServer) -> None:
     ask(serve(**shared(redis.url)))
     stored(redis, 1)
     client = serve(**shared(redis.url, cache_entries=10))
@@ -133,9 +127,7 @@ def test_results_from_redis_are_cached_in_memory(
     assert sample(client, "care_cache_lookups_total", tier="memory", result="hit") == 1
 
 
-def test_another_secret_or_encoder_misses(
-    serve: Serve, manifest: IndexManifest, redis: RedisServer
-) -> None:
+def test_another_secret_or_encoder_misses(serve: Serve, redis: RedisServer) -> None:
     ask(serve(**shared(redis.url)))
     stored(redis, 1)
     assert not ask(serve(**shared(redis.url, cache_secret=SecretStr("other"))))["cached"]
@@ -144,7 +136,7 @@ def test_another_secret_or_encoder_misses(
     assert not ask(serve(encoder, **shared(redis.url)))["cached"]
 
 
-def test_no_query_reaches_redis(serve: Serve, manifest: IndexManifest, redis: RedisServer) -> None:
+def test_no_query_reaches_redis(serve: Serve, redis: RedisServer) -> None:
     ask(serve(**shared(redis.url, rate_limit=0.1)), filter={"department": ["儿科"]})
     stored(redis, 1)
     with redis.client() as client:
@@ -155,9 +147,7 @@ def test_no_query_reaches_redis(serve: Serve, manifest: IndexManifest, redis: Re
         assert not any(text.encode() in content for content in (*keys, *values))
 
 
-def test_a_redis_that_refuses_writes_fails_no_request(
-    serve: Serve, manifest: IndexManifest, redis: RedisServer
-) -> None:
+def test_a_redis_that_refuses_writes_fails_no_request(serve: Serve, redis: RedisServer) -> None:
     client = serve(**shared(redis.url, rate_limit=1000))
     with redis.client() as direct:
         direct.config_set("maxmemory", 1)
@@ -170,7 +160,7 @@ def test_a_redis_that_refuses_writes_fails_no_request(
 
 
 def test_rate_limits_are_shared_and_survive_a_redis_failure(
-    serve: Serve, manifest: IndexManifest, redis: RedisServer
+    serve: Serve, redis: RedisServer
 ) -> None:
     limits = {"rate_limit": 0.1, "rate_burst": 2}
     one, other = (serve(**shared(redis.url, **limits)) for _ in range(2))

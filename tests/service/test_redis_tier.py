@@ -33,6 +33,7 @@ COUNT = 100
 
 @pytest.fixture
 def anyio_backend() -> str:
+    """Tests count connections, which a server on uvloop accepts later."""
     return "asyncio"
 
 

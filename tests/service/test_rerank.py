@@ -267,7 +267,7 @@ def texts(answer: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
-def test_a_server_orders_the_hits(serve: Serve, manifest: IndexManifest, mode: str) -> None:
+def test_a_server_orders_the_hits(serve: Serve, mode: str) -> None:
     with reranker() as (url, bodies):
         client = with_server(
             serve, url, rerank_model="ranker", rerank_key=SecretStr("key"), rerank_hits=20
@@ -290,7 +290,7 @@ def test_a_server_orders_the_hits(serve: Serve, manifest: IndexManifest, mode: s
             assert hit["explain"]["rerank"]["score"] == pytest.approx(hit["score"])
 
 
-def test_a_limit_of_tokens_is_sent_if_it_is_set(serve: Serve, manifest: IndexManifest) -> None:
+def test_a_limit_of_tokens_is_sent_if_it_is_set(serve: Serve) -> None:
     with reranker() as (url, bodies):
         assert search(with_server(serve, url), rerank=True)["reranked"] is True
         client = with_server(serve, url, rerank_truncate_tokens=512)
@@ -298,7 +298,7 @@ def test_a_limit_of_tokens_is_sent_if_it_is_set(serve: Serve, manifest: IndexMan
     assert [body.get("truncate_prompt_tokens") for body in bodies] == [None, 512]
 
 
-def test_min_score_and_no_hits_with_a_server(serve: Serve, manifest: IndexManifest) -> None:
+def test_min_score_and_no_hits_with_a_server(serve: Serve) -> None:
     with reranker() as (url, bodies):
         client = with_server(serve, url)
         answer = search(client, top_k=20, rerank=True)
@@ -325,7 +325,6 @@ BAD: list[Respond] = [
 @pytest.mark.parametrize("respond", BAD)
 def test_a_server_that_fails_leaves_hits_as_they_are(
     serve: Serve,
-    manifest: IndexManifest,
     respond: Callable[[Body, BaseHTTPRequestHandler], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -340,7 +339,7 @@ def test_a_server_that_fails_leaves_hits_as_they_are(
     assert "out of memory" not in caplog.text
 
 
-def test_a_slow_server_is_left_out_in_time(serve: Serve, manifest: IndexManifest) -> None:
+def test_a_slow_server_is_left_out_in_time(serve: Serve) -> None:
     release = threading.Event()
 
     def wait(*_: Any) -> None:
@@ -353,7 +352,7 @@ def test_a_slow_server_is_left_out_in_time(serve: Serve, manifest: IndexManifest
     assert (answer["reranked"], answer["failed_channels"]) == (False, ["rerank"])
 
 
-def test_a_server_that_is_down_is_soon_not_asked(serve: Serve, manifest: IndexManifest) -> None:
+def test_a_server_that_is_down_is_soon_not_asked(serve: Serve) -> None:
     client = with_server(serve, "http://127.0.0.1:1")
     for at in range(5):
         answer = search(client, rerank=True, query=f"{QUERY}{at}")
@@ -379,7 +378,7 @@ def test_a_wrong_address_or_key_is_an_error(
     assert "password" not in str(caught.value)
 
 
-def test_equal_queries_share_one_call(serve: Serve, manifest: IndexManifest) -> None:
+def test_equal_queries_share_one_call(serve: Serve) -> None:
     with reranker() as (url, bodies):
         client = with_server(serve, url)
         queries = [{"query": QUERY, "rerank": True}] * 3

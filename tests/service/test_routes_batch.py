@@ -2,7 +2,6 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from core.manifest import IndexManifest
 from tests.encoders import BigramEncoder
 from tests.service.conftest import Serve
 
@@ -18,9 +17,7 @@ def without_timings(answer: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in answer.items() if name != "timings_ms"}
 
 
-def test_results_equal_those_of_single_requests_in_order(
-    serve: Serve, manifest: IndexManifest
-) -> None:
+def test_results_equal_those_of_single_requests_in_order(serve: Serve) -> None:
     client = serve(cache_entries=0)
     response = client.post("/search/batch", json={"queries": QUERIES})
     assert response.status_code == 200
@@ -29,7 +26,7 @@ def test_results_equal_those_of_single_requests_in_order(
     assert [without_timings(r) for r in results] == [without_timings(s) for s in singles]
 
 
-def test_only_cache_misses_are_encoded(serve: Serve, manifest: IndexManifest) -> None:
+def test_only_cache_misses_are_encoded(serve: Serve) -> None:
     encoder = BigramEncoder()
     client = serve(encoder)
     client.post("/search", json=QUERIES[1])
@@ -39,7 +36,7 @@ def test_only_cache_misses_are_encoded(serve: Serve, manifest: IndexManifest) ->
     assert encoder.texts_seen == seen + 3
 
 
-def test_a_batch_may_be_as_long_as_the_limit(serve: Serve, manifest: IndexManifest) -> None:
+def test_a_batch_may_be_as_long_as_the_limit(serve: Serve) -> None:
     response = serve(max_batch=3).post("/search/batch", json={"queries": QUERIES[:3]})
     assert len(response.json()["results"]) == 3
 

@@ -92,7 +92,7 @@ class VaryingEncoder(BigramEncoder):
 
 @pytest.mark.parametrize("collapse", [False, True])
 def test_a_score_sent_as_min_score_keeps_its_hit_in_another_batch(
-    serve: Serve, manifest: IndexManifest, collapse: bool
+    serve: Serve, collapse: bool
 ) -> None:
     encoder = VaryingEncoder()
     client = serve(encoder, cache_entries=0)
@@ -272,12 +272,6 @@ def test_pages_metrics_and_contract_are_served(
     assert response.status_code == 200
     assert response.headers["content-type"].startswith(media_type)
     assert response.text
-
-
-def test_the_pages_support_head_requests(client: TestClient) -> None:
-    response = client.head("/")
-    assert (response.status_code, response.content) == (200, b"")
-    assert int(response.headers["content-length"]) == len(client.get("/").content)
 
 
 @pytest.mark.parametrize("path", ["/", "/index", "/docs"])

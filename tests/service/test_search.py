@@ -1,5 +1,4 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from service.settings import Settings
 from tests.encoders import DIMENSION, BigramEncoder
 from tests.errors import raises
 from tests.indexer.builds import edit_manifest
-
-FILES = ("documents.arrow", "filters.arrow", "vectors.faiss")
 
 
 def change_manifest(folder: Path, **changes: Any) -> None:
@@ -79,11 +76,6 @@ def test_a_current_file_that_names_no_version_is_rejected(
     assert_refused(settings, named)
 
 
-def test_a_folder_without_manifest_is_rejected(settings: Settings, folder: Path) -> None:
-    (folder / "manifest.json").unlink()
-    assert_refused(settings, folder, "manifest.json")
-
-
 @pytest.mark.parametrize("content", ["", "{", "[]"])
 def test_a_damaged_manifest_is_rejected(settings: Settings, folder: Path, content: str) -> None:
     (folder / "manifest.json").write_text(content)
@@ -98,36 +90,6 @@ def test_a_manifest_of_another_schema_is_rejected(
 ) -> None:
     change_manifest(folder, **changes)
     assert_refused(settings, "manifest.json", named)
-
-
-def delete(path: Path) -> None:
-    path.unlink()
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", [delete, truncate, flip])
-def test_a_damaged_file_is_named(
-    settings: Settings, folder: Path, name: str, damage: Callable[[Path], None]
-) -> None:
-    damage(folder / name)
-    assert_refused(settings, folder / name)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_of_another_format_is_rejected(settings: Settings, folder: Path, name: str) -> None:
-    (folder / name).write_bytes(b"something else")
-    accept_file(folder, name)
-    assert_refused(settings, folder / name)
 
 
 @pytest.mark.parametrize(("count", "dimension"), [(60, 8), (59, DIMENSION)])

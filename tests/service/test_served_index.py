@@ -30,8 +30,8 @@ from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.errors import raises
 from tests.indexer.builds import edit_manifest
-from tests.service.conftest import ADMIN, Serve, sample
-from tests.service.test_engine import served, wait_until
+from tests.service.conftest import ADMIN, Serve, sample, wait_until
+from tests.service.test_engine import served
 
 FILES = ("documents.arrow", "filters.arrow", "vectors.faiss")
 EVERY = 0.02

@@ -23,8 +23,8 @@ from service.access.tokens import Tokens
 from service.observe.logs import JsonFormatter
 from service.settings import Algorithm
 from tests.errors import raises
-from tests.service.conftest import Serve
-from tests.service.test_key_file import replace, until
+from tests.service.conftest import Serve, wait_until
+from tests.service.test_key_file import replace
 
 Json = dict[str, Any]
 ALL: tuple[Algorithm, ...] = ("HS256", "EdDSA", "RS256")
@@ -206,9 +206,7 @@ def test_a_token_that_is_not_valid_is_as_an_unknown_key(
     assert len({answer.content for answer in answers}) == 1
 
 
-def test_without_the_setting_a_token_is_an_unknown_key(
-    serve: Serve, manifest: IndexManifest, tmp_path: Path
-) -> None:
+def test_without_the_setting_a_token_is_an_unknown_key(serve: Serve, tmp_path: Path) -> None:
     from pydantic import SecretStr
 
     from tests.conftest import SEARCH_KEY
@@ -223,7 +221,7 @@ def test_keys_are_rotated_without_a_restart(
     client = with_tokens()
     assert search(client, token("hs")).status_code == 200
     replace(path, key_set(*KEYS[1:]).decode())
-    until(lambda: search(client, token("hs")).status_code == 401)
+    wait_until(lambda: search(client, token("hs")).status_code == 401)
     assert search(client, token("ed")).status_code == 200
     replace(path, "half of a fi")
     assert search(client, token("ed")).status_code == 200

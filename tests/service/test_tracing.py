@@ -10,7 +10,6 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from core.manifest import IndexManifest
 from service.observe.metrics import STAGES
 from service.observe.tracing import ENDPOINT, make_tracer
 from tests.service.conftest import Serve
@@ -62,7 +61,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 def test_a_request_is_a_span_with_a_child_for_each_stage(
-    collector: Collector, serve: Serve, manifest: IndexManifest
+    collector: Collector, serve: Serve
 ) -> None:
     headers = {"traceparent": f"00-{TRACE_ID}-{PARENT}-01", "X-Request-ID": "mine"}
     client = serve()

@@ -1,8 +1,7 @@
 """Documents that are written over HTTP, with the test encoder and a writer in a thread."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from core.errors import CareError, CorpusError, EmbeddingServerError, EmbeddingS
 from core.manifest import IndexManifest
 from tests.conftest import make_records
 from tests.encoders import BigramEncoder
-from tests.service.conftest import Serve, sample
+from tests.service.conftest import Serve, sample, wait_until
 from tests.service.live import HeldLive, running_writer
 
 NEW = {
@@ -245,7 +244,7 @@ def test_arrivals_wait_and_form_the_next_commit(client: TestClient, live: HeldLi
         first = pool.submit(client.put, DOCUMENTS, json=NEW)
         assert live.began.wait(10)
         others = [pool.submit(client.put, DOCUMENTS, json=NEW | {"_id": str(i)}) for i in range(3)]
-        wait_for(lambda: sample(client, "care_http_requests_in_flight") == 5)
+        wait_until(lambda: sample(client, "care_http_requests_in_flight") == 5)
         live.hold.set()
         answers = [each.result() for each in (first, *others)]
     assert [answer.json()["added"] for answer in answers] == [1] * 4
@@ -262,7 +261,7 @@ def test_a_full_queue_gets_429(serve: Serve, live: HeldLive, tmp_path: Path) -> 
             first = pool.submit(client.put, DOCUMENTS, json=NEW)
             assert live.began.wait(10)
             waits = pool.submit(client.put, DOCUMENTS, json=big)
-            wait_for(lambda: sample(client, "care_http_requests_in_flight") == 3)
+            wait_until(lambda: sample(client, "care_http_requests_in_flight") == 3)
             refused = client.put(DOCUMENTS, json=big)
             live.hold.set()
             assert {first.result().status_code, waits.result().status_code} == {200}
@@ -277,7 +276,7 @@ def test_an_accepted_write_has_an_id(client: TestClient, live: HeldLive) -> None
     path = f"/writes/{answer.json()['id']}"
     assert client.get(path).json() == {"state": "waiting", "result": None}
     live.hold.set()
-    wait_for(lambda: client.get(path).json()["state"] == "written")
+    wait_until(lambda: client.get(path).json()["state"] == "written")
     assert client.get(path).json()["result"]["added"] == 1
     assert ids(client)[0] == "new"
     unknown = client.get("/writes/none")
@@ -287,7 +286,7 @@ def test_an_accepted_write_has_an_id(client: TestClient, live: HeldLive) -> None
 
 def test_an_accepted_write_is_served_though_nobody_asks(client: TestClient) -> None:
     assert client.delete("/documents/d0000?wait=accepted").status_code == 202
-    wait_for(lambda: client.get("/documents/d0000").status_code == 404)
+    wait_until(lambda: client.get("/documents/d0000").status_code == 404)
 
 
 def test_the_error_of_an_accepted_write_is_that_of_its_id(
@@ -295,7 +294,7 @@ def test_the_error_of_an_accepted_write_is_that_of_its_id(
 ) -> None:
     live.failure = CorpusError("too many fields", code="too_many_fields")
     path = f"/writes/{client.put(f'{DOCUMENTS}?wait=accepted', json=NEW).json()['id']}"
-    wait_for(lambda: client.get(path).status_code == 422)
+    wait_until(lambda: client.get(path).status_code == 422)
     assert client.get(path).json()["code"] == "too_many_fields"
 
 
@@ -355,10 +354,10 @@ def test_the_deadline_of_a_write_does_not_stop_it(client: TestClient, live: Held
     answer = client.put(DOCUMENTS, json=NEW, headers={"X-Request-Timeout-Ms": "100"})
     assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")
     live.hold.set()
-    wait_for(lambda: ids(client)[0] == "new")
+    wait_until(lambda: ids(client)[0] == "new")
 
 
-def test_without_a_writer_writes_are_refused(serve: Serve, manifest: IndexManifest) -> None:
+def test_without_a_writer_writes_are_refused(serve: Serve) -> None:
     for writer in ("", "/nowhere"):
         client = serve(writer=writer)
         answer = client.put(DOCUMENTS, json=NEW)
@@ -395,10 +394,3 @@ def test_writes_are_counted(client: TestClient) -> None:
     total = "care_written_documents_total"
     assert [sample(client, total, change=c) for c in ("added", "rejected", "deleted")] == [1, 1, 1]
     assert sample(client, "care_write_seconds_count") == 2
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)

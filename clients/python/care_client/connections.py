@@ -50,12 +50,7 @@ class _Connections(ABC, Generic[H]):
         """Returns a new HTTP client."""
 
     def _of(self, loop: Loop) -> H:
-        """Returns the HTTP client of this process and a loop.
-
-        Raises:
-            CareClientError: If the client is closed, there can be none, or the caller's belongs
-                to another process or loop.
-        """
+        """Returns the HTTP client of this process and a loop; CareClientError if there is none."""
         if self._closed:
             raise CareClientError("the client is closed: make a new one", code="client_closed")
         owner = os.getpid(), loop

@@ -46,13 +46,9 @@ _LONGEST_TIMEOUT = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where calls go, and how long and how often they are tried.
+    """Where calls go, and how long [s, with all retries] and how often they are tried.
 
-    Attributes:
-        timeout: Time of a call with all its retries [s].
-        retries: Maximum number of retries.
-        max_response_bytes: Most bytes of a response.
-        prefix: Begin of the paths of the index, "" for the default one.
+    Paths of the index begin with `prefix`, "" for the default one.
     """
 
     url: str
@@ -72,11 +68,7 @@ class Connection:
         retries: int,
         max_response_bytes: int,
     ) -> Self:
-        """Returns a connection of these arguments.
-
-        Raises:
-            InvalidRequestError: If one of them is wrong.
-        """
+        """Returns a connection of these arguments, which are checked."""
         number("timeout", timeout, Real, 0, _LONGEST_TIMEOUT)
         number("retries", retries, Integral, 0)
         number("max_response_bytes", max_response_bytes, Integral, 1)
@@ -125,16 +117,7 @@ class Request:
 
     @classmethod
     def of(cls, connection: Connection, call: Call, timeout: float | None) -> Self:
-        """Returns the request of a call that begins now.
-
-        Args:
-            connection: Where it is sent.
-            call: The call.
-            timeout: Its time, in place of that of the connection [s].
-
-        Raises:
-            InvalidRequestError: If the body or the time is wrong.
-        """
+        """Returns the request of a call that begins now; `timeout` is its own [s], if any."""
         content = None if call.body is None else _encoded(call.body)
         if timeout is None:
             timeout = connection.timeout
@@ -183,11 +166,7 @@ class Answer:
         return len(self.body) > self.request.connection.max_response_bytes
 
     def add(self, chunk: bytes) -> bool:
-        """Adds a part of the body; returns whether the next one is wanted.
-
-        Raises:
-            TimeoutError: If the time of the request has passed.
-        """
+        """Adds a part of the body; returns whether the next is wanted, TimeoutError if too late."""
         self.body += chunk
         if self.request.timeout < 0:
             raise TimeoutError
@@ -202,15 +181,9 @@ Reply = Answer | Exception
 
 
 def wait_or_raise(request: Request, reply: Reply, retries: int) -> float:
-    """Returns the wait before a request is sent again [s].
+    """Returns the wait before a request is sent again [s]; raises the error if it must not be.
 
-    Args:
-        request: The request.
-        reply: Its last response, or the error of the transport in place of one.
-        retries: The retries before this one.
-
-    Raises:
-        CareClientError: Of the reply, if the request must not be sent again.
+    `reply` may be the error of the transport; `retries` are those before this one.
     """
     error, transient = _failure(reply, request.id)
     wait = error.retry_after or 0.0
@@ -238,11 +211,7 @@ def number(name: str, value: float, kind: type, least: float, most: float = math
 
 
 def read(model: type[M], response: Answer) -> M:
-    """Returns the body of a response.
-
-    Raises:
-        InvalidResponseError: If it is not what the contract says.
-    """
+    """Returns the body of a response; InvalidResponseError if it breaks the contract."""
     try:
         return model.model_validate_json(response.body)
     except ValidationError:
@@ -255,11 +224,7 @@ def read(model: type[M], response: Answer) -> M:
 
 
 def checked(adapter: TypeAdapter[Any], value: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a request body without the fields that are None.
-
-    Raises:
-        InvalidRequestError: If a field has a wrong type, or a value that JSON cannot have.
-    """
+    """Returns a body without what is None; InvalidRequestError for what JSON cannot have."""
     given = {name: field for name, field in value.items() if field is not None}
     try:
         valid = adapter.validate_python(given)
@@ -281,11 +246,7 @@ def checked(adapter: TypeAdapter[Any], value: Mapping[str, Any]) -> dict[str, An
 def search_bodies(
     queries: Iterable[str | Mapping[str, Any]], options: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Returns the request body of each query of a batch; options of its own replace the others.
-
-    Raises:
-        InvalidRequestError: If the queries are no list, or a field has a wrong type.
-    """
+    """Returns the body of each query of a batch; options of its own replace the others."""
     if isinstance(queries, str | bytes | Mapping) or not isinstance(queries, Iterable):
         raise invalid("queries", "is no list of queries")
     return [
@@ -298,11 +259,7 @@ def search_bodies(
 
 
 def conditional(if_match: str | None, *, only_new: bool = False) -> dict[str, Any]:
-    """Returns the fields of a call that a document must meet; such a call is not repeated.
-
-    Raises:
-        InvalidRequestError: If a tag is not as a service gives it.
-    """
+    """Returns the fields of a call that a document must meet; such a call is not repeated."""
     if if_match is not None and not (isinstance(if_match, str) and if_match.isascii()):
         raise invalid("if_match", "is no etag of a document")
     headers = {} if if_match is None else {"If-Match": if_match}
@@ -312,11 +269,7 @@ def conditional(if_match: str | None, *, only_new: bool = False) -> dict[str, An
 
 
 def document_bodies(documents: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns documents as a list.
-
-    Raises:
-        InvalidRequestError: If they are no list of mappings.
-    """
+    """Returns documents as a list; InvalidRequestError if they are no list of mappings."""
     if isinstance(documents, str | bytes | Mapping) or not isinstance(documents, Iterable):
         raise invalid("documents", "is no list of documents")
     listed = list(documents)
@@ -327,11 +280,7 @@ def document_bodies(documents: Iterable[Mapping[str, Any]]) -> list[Mapping[str,
 
 
 def smaller_batch(error: InvalidRequestError, sent: int) -> int:
-    """Returns how many documents to send in place of `sent`, which were too many.
-
-    Raises:
-        InvalidRequestError: The error, if it is another one, or of one document.
-    """
+    """Returns how many documents to send in place of `sent`; raises any other error."""
     limit = error.errors[0].limit if error.errors else None
     if error.code == "batch_too_large" and limit and limit < sent:
         return limit
@@ -356,11 +305,7 @@ def added_up(total: WriteResponse, response: WriteResponse, before: int) -> Writ
 
 
 def segment(name: str, text: str) -> str:
-    """Returns the text of an argument as one segment of a path.
-
-    Raises:
-        InvalidRequestError: If it is no text.
-    """
+    """Returns the text of an argument as one segment of a path."""
     if not isinstance(text, str):
         raise invalid(name, "is no text")
     # httpx2 would resolve the segments "." and "..". No stored text has an unpaired surrogate.
@@ -368,11 +313,7 @@ def segment(name: str, text: str) -> str:
 
 
 def parameters(**values: str | int | None) -> str:
-    """Returns the query of an address, with its `?`, for the arguments that are not None.
-
-    Raises:
-        InvalidRequestError: If one is neither text nor a whole number.
-    """
+    """Returns the query of an address, with its `?`, for the arguments that are not None."""
     given = {name: value for name, value in values.items() if value is not None}
     for name, value in given.items():
         if not isinstance(value, str | int):
