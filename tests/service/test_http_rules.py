@@ -235,6 +235,7 @@ async def test_bodies_in_other_codings_and_damaged_ones_are_refused(
         assert answer[1].get("accept-encoding") == accepted
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_the_longest_coded_body_does_not_hold_the_event_loop(
     ask: Ask, app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
