@@ -54,11 +54,7 @@ def progress_bar(
     Without a terminal there is a line each 30 s in its place.
 
     Args:
-        values: Values to count while they are iterated.
-        unit: Plural of what is counted.
-        initial: How many are done already.
         delay: Time before the bar appears [s].
-        leave: Whether the bar stays on the terminal at the end.
     """
     # Imported here: the service imports the stores, which use this module, but shows no progress.
     from tqdm import tqdm

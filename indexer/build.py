@@ -219,10 +219,6 @@ def encode(
     Args:
         query_encoder: If given, its embedding space is checked before documents are encoded.
         source: Documents to encode; None reads `options.corpus`.
-
-    Raises:
-        CareError: If the corpus or the vectors are invalid, or another process locks the build.
-        EmbeddingSpaceError: If the query encoder has another embedding space.
     """
     source = source or corpus_source(options, encoder)
     folder = build_folder(options, encoder, source)
@@ -404,11 +400,7 @@ def _write_version(
 
 
 def corpus_source(options: BuildOptions, encoder: Encoder) -> Source:
-    """Returns the documents of `options.corpus`.
-
-    Raises:
-        CareError: If the corpus cannot be read, or the encoder does not support chunking.
-    """
+    """Returns the documents of `options.corpus`."""
     chunker = Chunker(encoder, options.chunking) if options.chunking else None
     files = corpus_files(options.corpus)
     warn_about_unread(options.corpus)

@@ -104,11 +104,7 @@ class Estimate:
 
 
 class CorpusSample:
-    """A sample of a corpus, whose long documents the chunker splits, if there is one.
-
-    Raises:
-        CorpusError: If the corpus cannot be read, or no sampled record is valid.
-    """
+    """A sample of a corpus, whose long documents the chunker splits, if there is one."""
 
     def __init__(self, options: BuildOptions, chunker: Chunker | None) -> None:
         self._options = options
@@ -135,11 +131,7 @@ class CorpusSample:
         return [_text(row) for rows in self._rows for row in rows]
 
     def estimate(self, count: TokenCounter, dimension: int) -> Estimate:
-        """Estimates the size of the build; `count` counts the tokens of texts.
-
-        Raises:
-            CareError: If the requested factory does not support the number of vectors.
-        """
+        """Estimates the size of the build; `count` counts the tokens of texts."""
         counts = [_count(rows, count) for rows in self._rows]
         shares = [sample.units / sample.read for sample in self._samples]
         documents, number, tokens, _, text = (

@@ -59,10 +59,6 @@ class IndexWriter(IndexFolder):
         """Locks the index for changes in the block; waits up to `CHANGE_WAIT`.
 
         Temporary files that killed processes left in the folder are removed.
-
-        Raises:
-            IndexVersionError: If the index does not exist.
-            CareError: `locked`, if another process holds the lock all the time.
         """
         if not self.path.is_dir():
             message = (
@@ -80,9 +76,6 @@ class IndexWriter(IndexFolder):
         """Locks the index for one build or update in the block, and removes left-overs of others.
 
         It waits for the lock up to `wait` seconds, by default `BUILD_WAIT`.
-
-        Raises:
-            CareError: `locked`, if another build or update runs.
         """
         wait = BUILD_WAIT if wait is None else wait
         with exclusive(self.path, command, BUILD_LOCK, wait=wait):
@@ -113,11 +106,6 @@ class IndexWriter(IndexFolder):
 
     def publish(self, manifest: IndexManifest, folder: Path, base: str | None) -> IndexManifest:
         """Verifies a new version, moves it to its place and activates it.
-
-        Args:
-            manifest: Its manifest, without number and parent.
-            folder: Its hidden folder.
-            base: For an update, the version that it started from.
 
         Returns:
             The manifest with number and parent.

@@ -54,13 +54,7 @@ class RayExecutor:
     encoder_seconds: float = field(default=0.0, init=False)
 
     def encode(self, shards: Iterator[Shard], report: Report) -> Iterator[Shard]:
-        """Encodes shards and yields them in order; reports after each shard.
-
-        Raises:
-            CareError: If the encoder does not load or returns invalid vectors.
-            ProviderError: If the cluster cannot be used, or several actors crash while they encode
-                the same shard.
-        """
+        """Encodes shards and yields them in order; reports after each shard."""
         with connected(self.address, self.actors * self.threads):
             gpus = self.gpus if ray.cluster_resources().get("GPU") else 0
             kind = ray.remote(

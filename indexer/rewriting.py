@@ -55,8 +55,6 @@ def rewrite(
 
     Args:
         state: The active version.
-        deleted: Ids of documents to delete.
-        encoders: Of documents and of queries.
         encode_all: Whether no vector of the version is used.
     """
     base = state.manifest
@@ -83,9 +81,6 @@ class MergedDocuments:
     """The documents of a version after changes, in order; iteration yields each one's chunks.
 
     `new` documents are added or replace others.
-
-    Attributes:
-        record: Numbers of changes.
     """
 
     def __init__(

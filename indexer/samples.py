@@ -30,9 +30,6 @@ def check_space(
 
     This takes seconds and precedes the encoding of the corpus. For an update, `base` is the version
     that it starts from.
-
-    Raises:
-        EmbeddingSpaceError: If they do not share one.
     """
     if base:
         check_canaries(query_encoder, base.canaries)

@@ -82,12 +82,6 @@ def stage(
 
     If an earlier run completed the pass, its summary is returned and nothing is read.
 
-    Args:
-        files: Names of the corpus files, for the summary.
-        checksum: Checksum of the corpus, for the summary.
-        chunked: Whether documents are split into chunks.
-        max_reject_rate: Maximum share of records that may be rejected.
-
     Raises:
         CorpusError: If the corpus is empty, ids are duplicated, too many records are rejected, or
             the documents have too many different metadata fields.

@@ -53,11 +53,7 @@ class IndexState:
         known: Mapping[str, Segment] | None = None,
         stores: VectorStores = FAISS_ONLY,
     ) -> Self:
-        """Opens a version; segments that are `known` are open.
-
-        Raises:
-            IndexVersionError: If a file of the version cannot be read.
-        """
+        """Opens a version; segments that are `known` are open."""
         known, folder = known or {}, index.version(version)
         with opening(folder):
             manifest = read_manifest(folder)
@@ -109,9 +105,6 @@ class IndexState:
 
     def taken_ids(self, documents: Iterable[Sequence[Document]]) -> dict[str, str]:
         """Returns by id those of new documents that are taken as, or take, the id of a chunk.
-
-        Args:
-            documents: The chunks of each document.
 
         Returns:
             The id of the document that has the other id, in each case.

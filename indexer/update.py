@@ -75,8 +75,6 @@ def update(
 
     Args:
         options: Options of the build; `corpus` is ignored.
-        document_encoder: Encodes new documents.
-        query_encoder: Encodes the held-out queries and the canaries.
 
     Returns:
         The manifest and the encoded corpus, without which documents were only deleted; or None if

@@ -49,9 +49,6 @@ def version_vectors(state: IndexState, builds: Path) -> VectorCache:
 
     Vectors are read from its segments; those of a base whose index type is lossy, from the shards
     of its build in the folder `builds`.
-
-    Raises:
-        IndexVersionError: If the vectors cannot be read, or the text normalisation has changed.
     """
     manifest = state.manifest
     caches = []

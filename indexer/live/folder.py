@@ -67,13 +67,6 @@ class LiveFolder:
 
     A hidden file of the index says which documents are of which file. By it a later process finds
     what has changed meanwhile, and only documents that it names are ever deleted.
-
-    Args:
-        live: The index, opened for writes.
-        index: The same index.
-        folder: The folder.
-        reading: How its files are read.
-        chunked: Whether the index splits documents.
     """
 
     def __init__(

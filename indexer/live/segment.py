@@ -38,13 +38,7 @@ _CHECKSUM = re.compile(r'"sha256":"[0-9a-f]+"')
 
 @dataclass(frozen=True, slots=True)
 class NewSegment:
-    """A segment that was written and verified.
-
-    Attributes:
-        count: Number of its rows.
-        sha256: The checksum by which versions name it.
-        opened: Its open files, without the full text.
-    """
+    """A segment that was written and verified."""
 
     count: int
     sha256: str
@@ -88,9 +82,6 @@ def write_segment(
     Returns:
         The facts of the segment, and the checksum of the file that has them: `segment.json` or, of
         a small segment, a pack.
-
-    Raises:
-        CareError: If a file cannot be written.
     """
     rows = iter(rows)
     first = list(islice(rows, MOST_ROWS + 1))

@@ -29,13 +29,7 @@ from stores.segment import Segment
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A segment of another version that a new one has too.
-
-    Attributes:
-        entry: How manifests name it.
-        opened: Its open files.
-        dead: Those of its rows that are deleted.
-    """
+    """A segment of another version that a new one has too."""
 
     entry: SegmentEntry
     opened: Segment

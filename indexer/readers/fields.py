@@ -62,11 +62,6 @@ def guess_fields(
 ) -> FieldNames | None:
     """Returns the fields of a table: the given ones, then known names, then the longest texts.
 
-    Args:
-        given: Fields that the user named.
-        columns: Names of all columns.
-        rows: The first rows.
-
     Returns:
         The fields with a text and all metadata named; None if no column can be the text.
     """
