@@ -28,14 +28,6 @@ def http_client(kind: Callable[..., Client], url: str, **options: Any) -> Client
 
     It follows the proxies of the environment, except to this machine (`core.loopback.is_local`).
     It has no time-out of its own: `post` has one.
-
-    Args:
-        kind: A client class of httpx2.
-        url: Address of the server.
-        options: Other arguments of the class.
-
-    Raises:
-        CareError: If the environment names a proxy that httpx2 cannot use.
     """
     # Certificates that the environment names are trusted on this machine too.
     options["verify"] = options.get("verify") or httpx2.create_ssl_context()
@@ -55,13 +47,7 @@ def http_client(kind: Callable[..., Client], url: str, **options: Any) -> Client
 def client_of(setting: str, url: str, key: str, route: str) -> tuple[str, httpx2.AsyncClient]:
     """Returns the address of a route and a client of the server of a service's settings.
 
-    Args:
-        setting: The beginning of both settings, such as `CARE_CHAT`.
-        url: Address of the server, with or without `/v1`.
-        key: Key of the server, or "".
-
-    Raises:
-        CareError: If the address, the key or the proxy of the environment is not valid.
+    `setting` is the beginning of the names of both settings, such as `CARE_CHAT`.
     """
     address, headers = route_url(url, route), authorization(key)
     if address is None:
@@ -131,11 +117,9 @@ class _Limited(httpx2.AsyncByteStream):
 
 
 def route_url(base_url: str, route: str) -> str | None:
-    """Returns the address of a route; None if the address of the server is not valid.
+    """Returns the address of a route such as "embeddings", or None if `base_url` is not valid.
 
-    Args:
-        base_url: http or https, without user, query and fragment; with or without `/v1`.
-        route: Such as "embeddings".
+    `base_url` is http or https, without user, query and fragment; with or without `/v1`.
     """
     try:
         url = httpx2.URL(base_url)

@@ -72,10 +72,10 @@ class BatchPlan(Dataset[Any]):
 
 @dataclass
 class PairCollator:
-    """Collates (epoch, pair) items into the tensors of a batch.
+    """Collates (epoch, pair) items; a document of several queries occurs once in the batch.
 
-    A document of several queries occurs once in the batch. `positives` lists all positives of
-    each query, padded with −1, so that the loss does not treat them as negatives.
+    `positives` lists all positives of each query, padded with −1, so that the loss does not
+    treat them as negatives.
     """
 
     corpus: Corpus

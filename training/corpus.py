@@ -99,14 +99,6 @@ class Corpus:
     """Examples as rows of two lists of distinct texts, so that each text is tokenized once.
 
     A pair is a query with one of its positives; pair i is value i of `positives`.
-
-    Attributes:
-        queries: One query for each example.
-        documents: The distinct documents of all examples.
-        query_keys: uint64 [queries], their keys.
-        document_keys: uint64 [documents], their keys.
-        positives: For each query, rows of its positives in `documents`, int64.
-        negatives: For each query, rows of its hard negatives in `documents`, int64.
     """
 
     queries: Sequence[str]
@@ -206,10 +198,7 @@ class _TextsWriter(RowsWriter):
 
 
 def _distinct(values: NDArray[Any]) -> tuple[RowArray, RowArray]:
-    """Returns the row of each distinct value, and for each value the number of its distinct one.
-
-    Distinct values are numbered from 0 in the order of their first rows.
-    """
+    """Returns the first row of each distinct value, in order, and the number of each value."""
     _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
     order = np.argsort(first)
     numbers = np.empty_like(order)

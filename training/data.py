@@ -73,10 +73,7 @@ def entry_files(entry: DataEntry | Dev, mined: Mined) -> list[Path]:
 def read_examples(
     entries: Sequence[DataEntry], held_out: frozenset[str], mined: Mined
 ) -> tuple[list[Example], int]:
-    """Returns the examples of a few data, those with equal queries merged.
-
-    Also returns the number of examples that were dropped because their query is held out.
-    """
+    """Returns the examples of a few data, merged by query, and the number of held-out ones."""
     counts = Counter[str]()
     corpus = Corpus.of(stream_examples(entries, held_out, mined, counts))
     return list(corpus.examples()), counts["held_out"]
@@ -85,10 +82,7 @@ def read_examples(
 def read_texts(
     entries: Sequence[DataEntry], held_out: frozenset[str], mined: Mined
 ) -> tuple[list[Text], int]:
-    """Returns the texts of a few data, without repetitions within a role.
-
-    Also returns the number of dropped texts.
-    """
+    """Returns the texts of a few data, once in each role, and the number of held-out ones."""
     counts = Counter[str]()
     texts = dict.fromkeys(stream_texts(entries, held_out, mined, counts))
     return list(texts), counts["held_out"]
@@ -97,10 +91,7 @@ def read_texts(
 def stream_examples(
     entries: Sequence[DataEntry], held_out: frozenset[str], mined: Mined, counts: Counter[str]
 ) -> Iterator[Example]:
-    """Yields the examples of entries whose query is not held out.
-
-    `counts["held_out"]` counts the others.
-    """
+    """Yields the examples whose query is not held out; `counts["held_out"]` counts the others."""
     found = False
     for entry in entries:
         for example in islice(_examples(entry, mined), entry.limit):

@@ -27,10 +27,7 @@ _NO_TIMEOUT = timedelta(days=365)
 
 
 def processes() -> "PartialState":
-    """Returns the state of this process: rank, world size, device and barriers.
-
-    Without a GPU, processes communicate by gloo.
-    """
+    """Returns rank, world size, device and barriers of this process (gloo without a GPU)."""
     from accelerate import PartialState
 
     # Without `cpu`, accelerate does not initialise the process group on machines without a GPU.
@@ -52,10 +49,7 @@ def wait_for_all() -> None:
 
 
 def from_main_process(compute: Callable[[], T]) -> T:
-    """Returns in all processes what the main process computes.
-
-    The others wait for it as in `wait_for_all`. The value is pickled.
-    """
+    """Returns in all processes what the main process computes; the value is pickled."""
     main = processes().is_main_process
     if not distributed.is_initialized():
         return compute()

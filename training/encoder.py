@@ -68,10 +68,7 @@ class EncoderCheckpoint(BaseModel):
         return self.model_copy(update={"folder": move(self.folder), "adapter": adapter})
 
     def spec(self, role: Role, embedding_space: str, *, prompt: str | None = None) -> EncoderSpec:
-        """Returns the spec of this encoder in a role; its paths are not made relative.
-
-        `prompt` replaces the prompt of the role.
-        """
+        """Returns the spec of this encoder in a role; `prompt` replaces the prompt of the role."""
         return EncoderSpec(
             model=self.model,
             revision=self.revision,
@@ -159,10 +156,7 @@ class Encoder(nn.Module):
         return super().train(mode and self.trainable)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Returns vectors, float32 [n, native dimension], not truncated and not normalised.
-
-        `ids` and `mask` are int64 [n, length].
-        """
+        """Returns float32 [n, native dimension] of any norm, for int64 [n, length]."""
         return self.pool(self.states(ids, mask), mask)
 
     def states(self, ids: Tensor, mask: Tensor) -> Tensor:
@@ -213,10 +207,9 @@ class Encoder(nn.Module):
         self._sharded = True
 
     def save(self, folder: Path) -> EncoderCheckpoint:
-        """Writes the adapter, or without LoRA weights and tokenizer, into a new folder.
+        """Writes the adapter, or weights and tokenizer, into a new folder.
 
-        All processes must call it; the main process writes. The returned checkpoint still has
-        the old key.
+        All processes must call it. The returned checkpoint still has the old key.
         """
         lora = self.checkpoint.init.lora is not None
         state = whole_state(self.model, trained=lora)
@@ -239,10 +232,7 @@ class Encoder(nn.Module):
 def load_backbone(
     folder: Path, dtype: str = "float32", config: Mapping[str, Any] | None = None
 ) -> Any:
-    """Loads a transformers checkpoint without its pooler, which training does not use.
-
-    `config` replaces entries of config.json.
-    """
+    """Loads a checkpoint without its pooler; `config` replaces entries of config.json."""
     try:
         model, report = AutoModel.from_pretrained(
             folder,
@@ -325,10 +315,7 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
 
 
 def fast_bf16() -> bool:
-    """Returns whether this machine has instructions for bf16: a GPU, AVX512-BF16 or AMX.
-
-    Processors other than x86-64 are taken to have them.
-    """
+    """Returns whether this machine has instructions for bf16; without x86-64 it is taken to."""
     if torch.cuda.is_available():
         return True
     found = torch.cpu.get_capabilities()
@@ -350,10 +337,7 @@ def encode(
     precision: Precision = "fp32",
     bar: Progress | None = None,
 ) -> FloatArray:
-    """Returns vectors, float32 [n, dimension] of unit norm, computed in evaluation mode.
-
-    Batches hold texts of similar length. `bar` shows the progress.
-    """
+    """Returns vectors, float32 [n, dimension] of unit norm, computed in evaluation mode."""
     was_training = encoder.training
     encoder.eval()
     device = next(encoder.parameters()).device
@@ -385,10 +369,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def write_layout(folder: Path, init: EncoderInit, projection: Dense | None) -> None:
-    """Adds the files of sentence-transformers to a transformers checkpoint.
-
-    They describe pooling, prompts and, if there is one, the projection after pooling.
-    """
+    """Adds the files of sentence-transformers: pooling, prompts and a projection, if any."""
     if projection is not None:
         (folder / PROJECTION).mkdir()
         projection.save(str(folder / PROJECTION))

@@ -49,18 +49,9 @@ def prepare(
 ) -> EncoderCheckpoint:
     """Returns the initial checkpoint of an encoder.
 
-    Pruned and converted checkpoints are written to `out` and reused by later calls. An adapter is
-    merged into the weights before they are pruned. The weights of an ONNX graph are dequantised.
-
-    Args:
-        init: The encoder's entry in the recipe.
-        key: The key of this entry, for error messages.
-        out: Folder for new checkpoints.
-        adapter: Folder of an adapter of the checkpoint `start`.
-
-    Raises:
-        TrainingError: If the checkpoint cannot be pruned as requested.
-        PairError: If a pair or checkpoint is missing or uses another pooling.
+    Pruned and converted checkpoints are written to `out` and reused. The `adapter` is merged
+    into the weights before they are pruned; the weights of an ONNX graph are dequantised. `key`
+    is that of the entry in the recipe, for error messages.
     """
     if init.lookup is not None:
         return _lookup(init, key, out, adapter)

@@ -64,8 +64,7 @@ class Objective(nn.Module):
     def embed(self, role: Role, batch: Batch) -> Tensor:
         """Returns the vectors of a batch's queries or documents, float32 [n, d].
 
-        Computed vectors have the native dimension and any norm; stored vectors of a frozen
-        encoder are truncated and have unit norm.
+        Only stored vectors of a frozen encoder are truncated and have unit norm.
         """
         if (stored := batch.get(f"{role}_vectors")) is not None:
             return stored
@@ -126,10 +125,7 @@ def align_and_contrast(
     weight: float,
     temperature: float,
 ) -> Losses:
-    """An alignment plus `weight` times InfoNCE of further examples, on a batch of `AlignCollator`.
-
-    `alignment` is `align` with its settings; `contrast` computes the loss of the examples.
-    """
+    """`alignment` plus `weight` times InfoNCE of the examples in a batch of `AlignCollator`."""
     parts = alignment(objective, batch)
     names = (name for name in batch if name.startswith(EXAMPLES))
     examples = {name.removeprefix(EXAMPLES): batch[name] for name in names}

@@ -57,12 +57,8 @@ def rank_candidates(
 ) -> Candidates:
     """Ranks the candidates of each query by the teacher.
 
-    Args:
-        settings: Weights of the teacher's score, and numbers of candidates.
-        corpus: The queries and their positives.
-        documents: All documents, first those of `corpus`.
-        vectors: Vectors of the queries and of the documents, unit norm.
-        states: Token states of the queries and of the documents, float16 [tokens, width].
+    `documents` begin with those of `corpus`; `vectors` (unit norm) and `states` (float16
+    [tokens, width]) are those of queries and of documents.
     """
     queries, tokens = states
     query_vectors = vectors[0].take(np.arange(len(corpus)))
@@ -93,12 +89,10 @@ def rank_candidates(
 def fit_projections(
     settings: LateInteractionSettings, candidates: Candidates
 ) -> tuple[dict[Role, FloatArray], list[dict[str, float]]]:
-    """Trains the projections, without other processes.
+    """Trains the projections, float32 [width, dimension] for each side; also returns the losses.
 
-    Returns:
-        For each side float32 [width, dimension], and the losses over steps. The dimensions of
-        token vectors have about equal variance, as their codecs assume: both projections are
-        multiplied by one random rotation, which changes no score.
+    Token vectors have dimensions of about equal variance, as their codecs assume: both projections
+    are multiplied by one random rotation, which changes no score.
     """
     device = processes().device
     start = torch.from_numpy(principal_components(candidates, settings.dimension)).to(device)

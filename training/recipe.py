@@ -74,13 +74,9 @@ class Recipe(Settings):
 
 
 def load_recipe(path: Path, changes: Sequence[str] = ()) -> Recipe:
-    """Loads a recipe with the recipes that it extends, and applies changes.
+    """Loads a recipe with the recipes that it extends, and applies `changes`.
 
-    `changes` are settings of the command line: a dotted key, `=` and a YAML value, as in
-    `stages.align.epochs=2`.
-
-    Raises:
-        TrainingError: If the recipe is invalid; the message names the file and the key.
+    A change is a dotted key, `=` and a YAML value, as in `stages.align.epochs=2`.
     """
     data = _load(path, ())
     for change in changes:

@@ -52,9 +52,9 @@ def write_result(
     folder: Path,
     seconds: float,
 ) -> None:
-    """Writes the result of a stage into `partial`, which is renamed to `folder` afterwards.
+    """Writes the result of a stage, whose key is the checksum of `inputs`, into `partial`.
 
-    The key of the stage is the checksum of `inputs`; `seconds` is the duration of the stage.
+    It is renamed to `folder` afterwards.
     """
     key, out = checksum(inputs), folder.parent.parent
     trained = {
@@ -106,9 +106,9 @@ def write_result(
 
 
 def write_run(recipe: Recipe, seed: int, folders: Mapping[str, Path], folder: Path) -> None:
-    """Writes the last pair and projections, the resolved recipe and a summary of the stages.
+    """Writes the last pair and projections, the resolved recipe and a summary into a new `folder`.
 
-    `folders` are those of the stages, by name in the order of the recipe; `folder` is created.
+    `folders` are those of the stages, by name in the order of the recipe.
     """
     folder.mkdir(parents=True, exist_ok=True)
     stages = {}

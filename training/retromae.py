@@ -82,10 +82,8 @@ class RetroMaeObjective(Objective):
 class RetroMaeCollator:
     """Collates texts into a batch; masks depend on the seed, the epoch and the batch's first text.
 
-    Args:
-        checkpoint: Its tokenizer defines special tokens and the mask token. Without a mask token
-            the unknown token is used.
-        masks: Share of tokens masked for the encoder, and share hidden from the decoder.
+    `masks` are the shares of tokens masked for the encoder and hidden from the decoder. A tokenizer
+    without a mask token uses the unknown token.
     """
 
     def __init__(

@@ -38,14 +38,9 @@ Report = Callable[[str], None]
 
 
 def run(recipe: Recipe, out: Path, seed: int, report: Report) -> Path:
-    """Runs a recipe with one seed and returns the folder of the run.
+    """Runs a recipe with one seed in `out`, and returns the folder of the run.
 
-    Args:
-        out: Folder of stages and results; runs with the same folder share finished stages.
-        seed: Seed of the run; stages with the key `seed` use that instead.
-
-    Raises:
-        CareError: If the recipe, its data or a checkpoint is invalid, or the disk fails.
+    Runs with the same `out` share finished stages. The key `seed` of a stage replaces `seed`.
     """
     with writing(out):
         planned = Context(seed, Path())

@@ -15,14 +15,9 @@ _DOCUMENTS, _QUERIES = 16_384, 8_192
 def search(
     queries: FloatArray, documents: ShardedVectors, k: int, device: torch.device
 ) -> tuple[FloatArray, RowArray]:
-    """Finds the k documents with the largest inner product with each query.
+    """Finds the k documents with the largest inner product with each query, float32 [q, d].
 
-    Args:
-        queries: float32 [q, d].
-        documents: Vectors of at least k documents.
-
-    Returns:
-        Scores, float32 [q, k], descending, and rows, int64 [q, k].
+    Returns scores, float32 [q, k], descending, and rows, int64 [q, k].
     """
     chunks = documents.chunks(_DOCUMENTS)
     if device.type == "cpu":

@@ -34,13 +34,10 @@ def token_states(
     batch: int = 32,
     precision: Precision,
 ) -> Rows:
-    """Returns the states of each text's tokens in the last layer, with unit norm.
+    """Returns the states of each text's tokens in the last layer, unit norm, cached in `cache`.
 
-    States of the same texts are read from the folder `cache`. `max_length` tokens of a text are
-    encoded, with the prompt and special tokens; `batch` texts at a time.
-
-    Returns:
-        Rows with values float16 [tokens, width]; row i has the tokens of text i.
+    `max_length` tokens of a text are encoded, with the prompt and special tokens. Row i, float16
+    [tokens, width], has the tokens of text i.
     """
     settings = f"{checkpoint.key} states {precision} {role} {max_length}"
     digest = hashlib.sha256(settings.encode())

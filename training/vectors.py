@@ -56,11 +56,10 @@ def compute(
     batch: int,
     precision: Precision,
 ) -> None:
-    """Encodes texts into shards in `folder`; skips shards that are complete.
+    """Encodes texts into shards of `shard` rows in `folder`; skips shards that are complete.
 
     All processes must call this function: each encodes every n-th shard. The files do not depend
-    on the number of processes. `shard` is the number of rows per shard, `batch` the number of
-    texts encoded at a time.
+    on the number of processes.
     """
     state = processes()
     if state.is_main_process:
@@ -174,13 +173,9 @@ def frozen_vectors(
 
 
 class TeacherVectors(ShardedVectors):
-    """Vectors on disk, looked up by text.
+    """Vectors on disk, looked up by text; `encoder` is the key of their encoder, None for any.
 
     All processes must make this object: the main process verifies the files.
-
-    Args:
-        encoder: Key of the encoder that must have computed the vectors; None for any.
-        dimension: Dimensions that the vectors must have; None for any.
     """
 
     def __init__(
@@ -214,11 +209,7 @@ class TeacherVectors(ShardedVectors):
         self._keys = found[self._order]
 
     def rows(self, keys: KeyArray) -> RowArray:
-        """Returns the row of each text's vector, int64 [texts], from the texts' keys.
-
-        Raises:
-            TrainingError: If a text has no vector.
-        """
+        """Returns the row of each text's vector, int64 [texts], from the texts' keys."""
         positions = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
         if missing := int(np.count_nonzero(self._keys[positions] != keys)):
             reason = f"{missing} of {len(keys)} texts have no vector: add their data to the "

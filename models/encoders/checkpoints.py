@@ -26,14 +26,7 @@ SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 
 
 def checkpoint_folder(spec: EncoderSpec, folder: Path, *, tokenizer_only: bool = False) -> Path:
-    """Returns the local folder of a checkpoint; downloads it from the hub if needed.
-
-    The hub is that of Hugging Face, or ModelScope if `CARE_HUB` is `modelscope`. Paths in the
-    specification are relative to `folder`.
-
-    Raises:
-        PairError: If the folder is not a checkpoint, or the download fails.
-    """
+    """Returns the local folder of a checkpoint, downloaded from the hub (`CARE_HUB`) if needed."""
     if not spec.weights:
         patterns = SMALL_FILES if tokenizer_only else None
         return download(spec.model, spec.revision, "weights", patterns)
@@ -110,11 +103,8 @@ def _download_from_modelscope(model: str, field: str, patterns: list[str] | None
 def checkpoint_tokenizer(spec: EncoderSpec, checkpoint: Path) -> TextTokenizer:
     """Loads the tokenizer of a checkpoint folder.
 
-    The post-processor of the tokenizer adds special tokens. If it adds none at the end and the
-    pooling is `last_token`, the end-of-text token is appended.
-
-    Raises:
-        PairError: If the tokenizer does not load, or has no end-of-text token for `last_token`.
+    If it adds no token at the end and the pooling is `last_token`, the end-of-text token is
+    appended.
     """
     try:
         loaded = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)

@@ -32,9 +32,6 @@ def read_configuration(checkpoint: Path, changes: Mapping[str, Any]) -> PreTrain
 
     A checkpoint of type `new` (Alibaba-NLP/new-impl, for example gte-multilingual-mlm-base) is
     read as type `gte`, which is the same architecture in transformers.
-
-    Raises:
-        PairError: If transformers does not support the model type.
     """
     written, _ = PreTrainedConfig.get_config_dict(checkpoint)
     remote = written.pop("auto_map", None)

@@ -74,10 +74,6 @@ def resolve_dtype(backend: str, dtype: str) -> str:
     """Returns the dtype of a backend; for OpenVINO "auto" is resolved by the processor.
 
     With AMX bfloat16 is the fastest, with VNNI alone int8, on other processors float32.
-
-    Raises:
-        CareError: If the backend does not compute in this dtype.
-        ProviderError: If OpenVINO computes in it, but this processor has no instructions for it.
     """
     if dtype == ("float16" if backend == "openvino" else "int8"):
         message = f"--dtype {dtype} cannot be used with --backend {backend}"
@@ -167,9 +163,8 @@ def document_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
 def query_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
     """Loads the query encoder of a pair, for the measurement of recall and the canaries.
 
-    ONNX files run in ONNX Runtime, checkpoints in transformers. If vLLM encodes the documents, it
-    allocates the GPU memory, so queries are encoded on the processor. For errors see
-    `load_encoder`.
+    If vLLM encodes the documents, it allocates the GPU memory, so queries are encoded on the
+    processor.
     """
     with_vllm = resolve_backend(pair.document, options.backend) == "vllm"
     device = "cpu" if with_vllm else "auto"
@@ -179,8 +174,7 @@ def query_encoder(pair: Pair, options: EncoderOptions) -> Encoder:
 def token_counter(pair: Pair, threads: int = 0) -> TokenCounter:
     """Returns a function that counts the tokens of texts as the document encoder does.
 
-    Only the tokenizer of a checkpoint is loaded, not its weights. A server is assumed to use the
-    same tokenizer. For errors see `load_encoder`.
+    Only the tokenizer is loaded; a server is assumed to use the same.
     """
     spec = pair.document
     if spec.format == "onnx":
@@ -200,12 +194,7 @@ def offset_counter(tokenizer: OffsetTokenizer, max_length: int) -> TokenCounter:
 
 
 def sentence_model(name: str) -> Pair:
-    """Returns a model of sentence-transformers as a pair, by its folder or its name on the Hub.
-
-    Raises:
-        PairError: If it cannot be read; see `models.encoders.sentence_models`.
-        ProviderError: If a required package is not installed.
-    """
+    """Returns a model of sentence-transformers as a pair, by its folder or its name on the Hub."""
     with required_packages("a sentence-transformers model", _TRAINING):
         from models.encoders import sentence_models
     return sentence_models.sentence_model(name)

@@ -25,12 +25,7 @@ _KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 
 
 def read_modules(checkpoint: Path, pooling: Pooling) -> tuple[Path, list[Path]]:
-    """Returns the folders of the transformer and of the Dense modules after pooling.
-
-    Raises:
-        PairError: If `modules.json` has unsupported modules, folders outside of the checkpoint, or
-            another pooling.
-    """
+    """Returns the folders of the transformer and of the Dense modules after pooling."""
     folders = _folders(checkpoint)
     for folder in folders["Pooling"]:
         _check_pooling(folder / "config.json", pooling)
@@ -102,14 +97,9 @@ def write_modules(
     dense: Sequence[str] = (),
     default_prompt: str | None = None,
 ) -> None:
-    """Writes the files that make a checkpoint of transformers a sentence-transformers model.
+    """Writes the files that make a checkpoint a sentence-transformers model with unit norm.
 
-    The model normalises its vectors to unit norm.
-
-    Args:
-        max_length: Maximum input length [tokens], with special tokens.
-        prompts: Prompts by name, `query` and `document`.
-        dense: Folders of the Dense modules after pooling, relative to `folder`, in order.
+    `max_length` counts special tokens [tokens]; `dense` are folders relative to `folder`, in order.
     """
     modules = [
         ("Transformer", ""),

@@ -149,11 +149,7 @@ class OnnxEncoder(TokenEncoder):
 
 
 class OnnxTokenEncoder(OnnxEncoder):
-    """A document encoder that also returns the token vectors of each text, as they are stored.
-
-    `token_vectors` says how they are pooled and stored; the other arguments are those of
-    `OnnxEncoder`.
-    """
+    """A document encoder that also returns the token vectors of each text, pooled and encoded."""
 
     def __init__(
         self, spec: EncoderSpec, folder: Path, threads: int, token_vectors: TokenVectorSpec

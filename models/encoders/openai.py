@@ -100,13 +100,7 @@ class OpenAIEncoder:
             raise self._failure(reason, "embedding_server_rejects") from error
 
     def encode(self, texts: Sequence[str]) -> Encoding:
-        """Encodes at least one normalised text, in as many requests as needed.
-
-        Raises:
-            TextRejectedError: If the server rejects a text.
-            EmbeddingServerError: If the server rejects all requests, or all retries fail.
-            VectorError: If a response does not match the specification or the protocol.
-        """
+        """Encodes at least one normalised text, in as many requests as needed."""
         return asyncio.run(self._encode(texts))
 
     @cached_property

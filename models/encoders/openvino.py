@@ -81,10 +81,7 @@ class OpenVinoEncoder(TokenEncoder):
 
 
 class _Products:
-    """Converts `MatMulNBits` operators of a graph and counts them.
-
-    A scale is shared by `block` values; 0 converts weights to float32.
-    """
+    """Converts `MatMulNBits` operators; `block` values share a scale, 0 converts to float32."""
 
     def __init__(self, block: int) -> None:
         self._block = block

@@ -15,15 +15,8 @@ from models.encoders.modules import read_config, read_modules, read_pooling
 def sentence_model(name: str) -> Pair:
     """Returns a sentence-transformers model as a pair; the model encodes both sides.
 
-    Pooling, Dense modules, length and the prompts `query` and `document` are those of the files of
-    the model. A model without such files is pooled by the mean, as the library does.
-
-    Args:
-        name: A folder, or a model of the Hugging Face Hub, of which only the configuration is
-            downloaded here.
-
-    Raises:
-        PairError: If the download fails, or a module, pooling or configuration is not supported.
+    Pooling, Dense modules, length and prompts are those of its files. A model without such files is
+    pooled by the mean, as the library does. Of a model of the Hub only the configuration is read.
     """
     local = Path(name)
     is_local = local.is_dir()

@@ -52,8 +52,8 @@ class TextTokenizer:
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
         """Returns the start and end of each token of a text, which is not truncated.
 
-        Tokens of the prompt and special tokens are included, with equal start and end. Tokens that
-        are parts of one character, as in byte-level BPE, have the span of that character.
+        Tokens of the prompt and special tokens have equal start and end. Tokens that are parts of
+        one character, as in byte-level BPE, have the span of that character.
         """
         head = self._tokenizer.encode(with_prompt(self._prompt, text))
         prompt_length = len(self._prompt)
@@ -124,12 +124,7 @@ def verified_file(spec: EncoderSpec, path: Path, checksum: str) -> Path:
 def pad(
     tokens: Sequence[Tokens], shape: tuple[int, int] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns token ids and attention mask of a batch, int64 [rows, length], padded on the right.
-
-    Args:
-        tokens: The texts, at least one.
-        shape: Rows and length of the arrays, or None for the smallest shape.
-    """
+    """Returns token ids and mask, int64 [rows, length], padded on the right to `shape`."""
     ids = np.zeros(shape or (len(tokens), max(map(len, tokens))), dtype=np.int64)
     mask = np.zeros_like(ids)
     for row, token in enumerate(tokens):

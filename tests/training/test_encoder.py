@@ -140,10 +140,6 @@ def test_training_and_serving_compute_the_same_vectors(
     check_parity(checkpoint, (*TEXTS, LONG))
 
 
-def test_a_decoder_without_end_token_is_encoded_as_at_serving(qwen3: Path, tmp_path: Path) -> None:
-    check_parity(checkpoint_of(qwen3, tmp_path, pooling="last_token"), (*TEXTS, LONG))
-
-
 def test_the_tokenizer_of_a_saved_decoder_appends_the_end_token(
     qwen3: Path, tmp_path: Path
 ) -> None:

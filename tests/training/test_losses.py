@@ -76,13 +76,6 @@ def test_mse_loss_is_summed_over_dimensions() -> None:
     assert float(mse_loss(vectors, targets)) == (1 + 4 + 9) / 2
 
 
-def test_mse_loss_of_unit_vectors_is_two_minus_two_cosines() -> None:
-    vectors, targets = random_units(8, 16, 0), random_units(8, 16, 1)
-    cosine = (vectors.double() * targets.double()).sum(dim=1)
-    expected = float((2 - 2 * cosine).mean())
-    assert float(mse_loss(vectors, targets)) == pytest.approx(expected, rel=1e-6)
-
-
 def test_matryoshka_scales_after_truncation() -> None:
     generator = torch.Generator().manual_seed(3)
     queries = torch.randn(6, 16, generator=generator)

@@ -225,35 +225,30 @@ def test_query_encoders_of_care_mini_are_not_trained_on_research_only_texts(
     assert example == Example("高血压吃什么？", ("清淡饮食，按时服用降压药。",))
 
 
-def test_the_sample_recipe_needs_no_data_besides_the_repository(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def sample(monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """The sample recipe, in the folder that its paths are relative to."""
     monkeypatch.chdir(ROOT)
-    sample = recipe("sample")
+    return recipe("sample")
+
+
+def test_the_sample_recipe_needs_no_data_besides_the_repository(sample: Recipe) -> None:
     assert {init.start for init in sample.encoders.values()} == {"embedded"}
     files = [path for stage in sample.stages for e in stage.data for path in entry_files(e, {})]
     assert files and all(path.is_file() and path.parts[0] == "data" for path in files)
 
 
-def test_the_sample_recipe_trains_on_no_question_that_it_measures(
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_sample_recipe_measures_all_passages_on_questions_that_it_does_not_train_on(
+    sample: Recipe,
 ) -> None:
-    monkeypatch.chdir(ROOT)
-    sample = recipe("sample")
     assert sample.dev and sample.dev.split == "dev"
     dev = read_dev(sample.dev)
     judged = beir_paths(Path("data/sample"), "dev").qrels.read_text("utf-8").splitlines()[1:]
     assert dev.queries.keys() == {line.split("\t")[0] for line in judged}
+    corpus = Path("data/sample/corpus.jsonl").read_text("utf-8").splitlines()
+    assert dev.documents.keys() == {json.loads(line)["_id"] for line in corpus}
     # None is dropped as a query of dev: the split train has other queries.
     for stage in sample.stages:
         if isinstance(stage, Joint):
             examples, dropped = read_examples(stage.data, frozenset(dev.queries.values()), {})
             assert (len(examples), dropped) == (40, 0)
-
-
-def test_the_sample_recipe_measures_all_passages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    sample = recipe("sample")
-    assert sample.dev
-    corpus = (ROOT / "data/sample/corpus.jsonl").read_text("utf-8").splitlines()
-    assert read_dev(sample.dev).documents.keys() == {json.loads(line)["_id"] for line in corpus}

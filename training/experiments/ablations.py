@@ -2,7 +2,7 @@
 
 OUT/stages, runs, …          see `training.run`; recipes share stages with equal inputs
 OUT/scores/<key>/<name>-seed<n>.json    scores of each question; the key is a checksum of the data
-OUT/scores.json, table.md    the report of `training.experiments.ablation_report`
+OUT/scores.json, table.md    the report: scores, decided differences, and tables
 """
 
 import json
@@ -21,12 +21,12 @@ from core.types import Document, FloatArray
 from core.vectors import truncate_normalize
 from evaluation.bm25 import bm25_run
 from evaluation.metrics import MAP_10, NDCG_10, score_queries
+from evaluation.statistics import decide, paired_difference
 from models.encoders.checkpoints import checkpoint_folder
 from models.pairs import load_pair
 from training.data import DevSet, read_dev
 from training.errors import TrainingError
-from training.experiments.ablation_report import MAP, NDCG, TABLE, Scores, write_report
-from training.experiments.tables import Tables, read_tables
+from training.experiments.tables import MARGIN, Tables, read_tables, render
 from training.files import PAIR, RESULT, checksum, read_json, writing
 from training.init import prepare
 from training.recipe import Recipe, load_recipe
@@ -35,6 +35,10 @@ from training.schema import Dev, EncoderInit, Part, Prompts
 from training.stages.base import checksums
 from training.vectors import frozen_vectors
 
+MEASURES = NDCG, MAP = "nDCG@10", "MAP@10"
+SCORES, TABLE = "scores.json", "table.md"
+# Scores of each question, by recipe, seed and measure.
+Scores = Mapping[str, Mapping[int, Mapping[str, Sequence[float]]]]
 RECIPES = Path(__file__).parents[1] / "recipes" / "ablations"
 # Questions of the split `train` that are tested, as those of `dev`: no recipe trains on them.
 HELD_OUT = Part(folds=8, only=7)
@@ -72,26 +76,19 @@ def run_ablations(
     train: bool = True,
     diversify: Callable[[Path, Path], None] | None = None,
 ) -> Path:
-    """Runs recipes, scores the trained pairs, and writes tables of all scores.
+    """Runs recipes, scores the trained pairs, and returns the path of the tables of all scores.
 
     An interrupted call resumes: finished stages and scores are reused.
 
     Args:
         data: A BEIR folder with `train.paraphrases.jsonl`. Its split `dev` and the part `HELD_OUT`
             of its split `train` are the test set; they are not used to select anything.
-        out: Folder of stages, scores and the report.
         only: Names of the recipes to run; empty for all.
         recipes: Folder of the recipes and of `tables.toml`.
         seeds: Number of the seeds of each recipe to run; None for all.
         train: False to write the report of finished runs only.
         diversify: Writes the folder that recipes name as `${diversified}`, from `data`; called
             before the first run of such a recipe.
-
-    Returns:
-        The path of the tables in `out`.
-
-    Raises:
-        TrainingError: If a recipe is unknown or invalid.
     """
     tables = read_tables(recipes)
     diversified = out / "diversified"
@@ -146,9 +143,8 @@ def score_pair(
 ) -> dict[str, list[float]]:
     """Returns nDCG@10 and MAP@10 of each question, in the order of the judgements.
 
-    nDCG@10 is measured with exact search, MAP@10 by reranking the candidates by cosine. Vectors
-    are cut to `dimension`, if it is given, and scaled to unit norm. Encoded vectors are cached in
-    `out`, so that pairs with the same encoder share them.
+    nDCG@10 is measured with exact search, MAP@10 by reranking the candidates by cosine, of vectors
+    that are cut to `dimension`. Pairs with the same encoder share its vectors in `out`.
     """
     dev = test.dev
     roles: tuple[Role, ...] = ("query", "document")
@@ -177,6 +173,55 @@ def read_scores(folder: Path, known: Mapping[str, Ablation]) -> Scores:
         if found and found.key == record["recipe"]:
             scores.setdefault(row, {})[int(seed)] = record["scores"]
     return scores
+
+
+def write_report(out: Path, tables: Tables, scores: Scores, facts: Mapping[str, Any]) -> None:
+    """Writes `scores.json` and `table.md` to `out`; `facts` are data, hardware and libraries."""
+    rows = [name for name in tables.recipes if name in scores]
+    rows += [name for name in scores if name not in rows]
+    summary = {
+        "facts": dict(facts),
+        "scores": {
+            name: {
+                measure: {str(s): round(fmean(v[measure]), 5) for s, v in scores[name].items()}
+                for measure in MEASURES
+            }
+            for name in rows
+        },
+        "differences": compare(tables.pairs, scores, facts["questions"]),
+    }
+    write_text(out / SCORES, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    write_text(out / TABLE, render(tables, summary))
+
+
+def compare(
+    pairs: Sequence[tuple[str, str]], scores: Scores, questions: int
+) -> list[dict[str, Any]]:
+    """Returns first minus second with interval and decision, per pair and measure.
+
+    The value of a question is its mean over the seeds that both recipes have; confidence
+    intervals are bootstrapped over questions.
+    """
+    compared = []
+    for pair in pairs:
+        first, second = (scores.get(name, {}) for name in pair)
+        seeds = sorted(first.keys() & second.keys())
+        for measure in MEASURES if seeds else ():
+            means = (
+                np.mean([found[seed][measure] for seed in seeds], axis=0).tolist()
+                for found in (first, second)
+            )
+            difference = paired_difference(*means)
+            decision = decide(difference, questions, MARGIN)
+            bounds = {
+                name: round(getattr(difference, name), 6) for name in ("value", "low", "high")
+            }
+            compared.append(
+                {"first": pair[0], "second": pair[1], "measure": measure, "seeds": len(seeds)}
+                | bounds
+                | {"verdict": decision.verdict, "needed": decision.needed}
+            )
+    return compared
 
 
 def _load(recipes: Path, places: Mapping[str, Path], tables: Tables) -> dict[str, Ablation]:

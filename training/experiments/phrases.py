@@ -183,10 +183,10 @@ def _flattened(counts: Mapping[str, int]) -> _Words:
 def write(
     recipe: Recipe, path: Path, count: int, seed: int, lengths: tuple[int, int] = LENGTHS
 ) -> None:
-    """Writes synthetic texts made from the training examples of a recipe; see `Phrases`.
+    """Writes synthetic texts made from the training examples of a recipe, as JSONL; see `Phrases`.
 
-    The file is JSONL with `_id` and `text`. Held-out queries and their documents are not used, nor
-    are data entries of single texts and of mined triples.
+    Held-out queries and their documents are not used, nor are data entries of single texts and of
+    mined triples.
     """
     held_out = frozenset(read_dev(recipe.dev).queries.values() if recipe.dev else ())
     entries = [entry for stage in recipe.stages for entry in stage.data]

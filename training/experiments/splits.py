@@ -39,13 +39,11 @@ MEANINGS = "train-words.jsonl"
 
 
 class Reword(Protocol):
-    """Rewords queries, as `curation.rewording.reword` does."""
+    """Rewords queries as `curation.rewording.reword`: id, text and id of the original."""
 
     def __call__(
         self, queries: Mapping[str, str], part: Literal["a", "b"], *, versions: int
-    ) -> Iterable[tuple[str, str, str]]:
-        """Returns id, text and the id of the original query of each rewording."""
-        ...
+    ) -> Iterable[tuple[str, str, str]]: ...
 
 
 def write_splits(
@@ -58,7 +56,7 @@ def write_splits(
     held_out: int = HELD_OUT,
     tune: int = TUNE,
 ) -> dict[str, int]:
-    """Writes a BEIR folder with a copy of the corpus and the files of each split.
+    """Writes a BEIR folder with a copy of the corpus and each split; returns their sizes.
 
     A split NAME is NAME.queries.jsonl and NAME.qrels.tsv; docs/train-a-pair.md lists the splits.
     Splits that are empty are not written. With `words`, `MEANINGS` has the texts to train on and
@@ -71,17 +69,9 @@ def write_splits(
         reword: Rewords the questions of `train` by part `a` of its rules, held-out ones by `b`.
         spoken: JSONL with `_id` and `text`: questions rewritten by hand, by the id of the original.
             Those whose original is not in the split `unseen` are left out.
-        words: Folder of questions written by hand as patients speak, and of queries of few words:
-            data/medical-qa-zh-words.
+        words: Folder of questions written by hand as patients speak, and of queries of few words.
         held_out: Number of held-out questions of each source.
         tune: Number of questions to choose settings by.
-
-    Returns:
-        The number of queries of each split.
-
-    Raises:
-        DataError: If a file cannot be read or is invalid, or a judged document has neither source.
-        CareError: If `out` exists.
     """
     paths = beir_paths(data, "train")
     texts, qrels = read_judged_queries(paths.queries, paths.qrels)

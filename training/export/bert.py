@@ -48,8 +48,7 @@ def build_bert(
 def bert_of_graph(spec: EncoderSpec, folder: Path) -> BertModel:
     """Rebuilds the torch model of a graph that this package exported, with dequantised weights.
 
-    The model does not quantise activations, so its vectors are close to the graph's but not
-    equal. The spec's paths are relative to `folder`.
+    The model does not quantise activations, so its vectors are close to the graph's but not equal.
     """
     path = folder / spec.weights
     model = onnx.load(path)

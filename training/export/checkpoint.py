@@ -31,14 +31,9 @@ def export_document_side(
 ) -> tuple[EncoderSpec, float]:
     """Writes the document side in a form that transformers and vLLM load.
 
-    Args:
-        form: `merged` (see `write_checkpoint`), or `adapter`: a peft folder with a tokenizer that
-            appends the end token; the base model is not copied.
-        texts: Texts to compare the vectors of the original and the exported side.
-
-    Returns:
-        The spec of the exported side, and the lowest cosine between original and exported
-        vectors.
+    The form `adapter` is a peft folder with a tokenizer that appends the end token; the base
+    model is not copied. Returns the spec of the exported side, and the lowest cosine between its
+    vectors of `texts` and the original ones.
     """
     spec = pair.document
     side = f"the document side of '{pair.name}'"
@@ -70,16 +65,8 @@ def write_checkpoint(
     """Writes a side as a checkpoint with merged LoRA layers, or dequantised from an ONNX graph.
 
     The tokenizer appends the end token. The modules of sentence-transformers are transformer,
-    pooling, Dense modules and normalisation. Weights keep the dtype of the original checkpoint.
-
-    Args:
-        base: Folder that the spec's paths are relative to.
-        folder: New or empty folder.
-        truncate: Whether a linear module truncates vectors to `spec.dimension` dimensions before
-            normalisation.
-
-    Returns:
-        The spec of the written checkpoint.
+    pooling, Dense modules and normalisation; with `truncate`, a linear module before the latter
+    truncates vectors to `spec.dimension`. Weights keep the dtype of the original checkpoint.
     """
     folder.mkdir(parents=True, exist_ok=True)
     dense: list[str] = []
@@ -122,13 +109,9 @@ def write_checkpoint(
 def check_vectors(
     found: FloatArray, expected: FloatArray, written: EncoderSpec, base: Path, least: float = 0.9999
 ) -> float:
-    """Returns the lowest cosine between exported and expected vectors.
+    """Returns the lowest cosine between vectors, float32 [n, dimension] of unit norm.
 
-    `found` and `expected` are float32 [n, dimension], unit norm. The paths of `written`, the spec
-    of the exported side, are relative to `base`.
-
-    Raises:
-        CareError: If the cosine is below `least`, or below 0.999 for weights in half precision.
+    It is an error below `least`, or below 0.999 for weights in half precision.
     """
     cosine = float((found * expected).sum(axis=1).min())
     # Rounding merged weights to an 8-bit mantissa lowers cosines by about 0.0001.

@@ -37,11 +37,7 @@ _BATCHES = 5
 
 
 def read_calibration(path: Path | None) -> list[str]:
-    """Reads typical queries, normalised, from JSONL with `text`; None for those of `care-mini`.
-
-    Raises:
-        DataError: If the file cannot be read, is empty, or has a record without text.
-    """
+    """Reads typical queries, normalised, from JSONL with `text`; None for those of `care-mini`."""
     if path is None:
         return CALIBRATION.read_text(encoding="utf-8").splitlines()
     texts = []
@@ -75,11 +71,7 @@ class Judged:
 
 
 class Rankings:
-    """Rankings of documents by exact search, of a checkpoint and of graphs exported from it.
-
-    Attributes:
-        ndcg: Mean nDCG@10 of the checkpoint, the query side to export.
-    """
+    """Rankings of documents by exact search, of a checkpoint and of graphs exported from it."""
 
     def __init__(self, judged: Judged, document: Encoder, checkpoint: Encoder) -> None:
         self.judged = judged
@@ -111,11 +103,8 @@ class Rankings:
 class Reference:
     """Vectors of the float32 checkpoint, with which exported graphs are compared.
 
-    The texts are made from typical queries, in all lengths up to the encoder's maximum.
-
-    Attributes:
-        tokens: Numbers of tokens of the texts, ascending.
-        rankings: Rankings to compare, or None.
+    The texts are made from typical queries, in all lengths up to the encoder's maximum; `tokens`
+    are their numbers of tokens, ascending.
     """
 
     def __init__(
@@ -135,11 +124,7 @@ class Reference:
         self._queries = list(rankings.judged.queries.values()) if rankings else list(lines)
 
     def measure(self, graph: OnnxEncoder) -> dict[str, float]:
-        """Compares an exported graph with its checkpoint; keys are names of the report.
-
-        Raises:
-            CareError: If the two tokenize a text differently.
-        """
+        """Compares an exported graph with its checkpoint; keys are names of the report."""
         alone = [graph.encode([text]) for text in self.texts]
         for one, other in zip(self._expected, alone, strict=True):
             if (one.token_counts, one.truncated) != (other.token_counts, other.truncated):

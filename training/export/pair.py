@@ -40,18 +40,11 @@ class ExportOptions:
 
 
 def export_pair(pair: Pair, options: ExportOptions, report: Callable[[str], None]) -> Path:
-    """Exports a pair whose query side is a transformers checkpoint.
+    """Exports a pair whose query side is a checkpoint; returns the path of `pair.toml`.
 
     The folder holds a graph and a TOML file for each precision that reaches its acceptance
     thresholds, `pair.toml` for the smallest of these that the provider computes in, and a report.
     It is written to a temporary folder and renamed, and replaces an earlier export.
-
-    Returns:
-        The path of `pair.toml`.
-
-    Raises:
-        PairError: If a side is not a checkpoint, does not load or cannot be exported.
-        CareError: If the float32 graph misses a threshold, data are invalid, or the disk fails.
     """
     out = options.out.resolve()
     if out.exists() and not (out / RESULTS).is_file() and (out.is_file() or any(out.iterdir())):

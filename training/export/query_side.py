@@ -50,12 +50,10 @@ class Exporter:
     threads: int
 
     def export(self, precision: Precision) -> tuple[Row, EncoderSpec | None]:
-        """Exports one precision; files of a precision that fails are deleted.
+        """Exports one precision; returns its row and, if it passed, the spec of the graph.
 
-        `fp32` must be exported first, because `fp16` and `int8` are made from its file.
-
-        Returns:
-            The row of the report and, if the precision passed, the spec of the graph.
+        Files of a precision that fails are deleted. `fp32` must be exported first, because
+        `fp16` and `int8` are made from its file.
         """
         weights = self.folder / f"query-{precision}.onnx"
         row = Row(precision, self.provider.name, weights.name)

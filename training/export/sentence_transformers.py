@@ -27,15 +27,7 @@ def export_sentence_transformers(
     The folder holds `query/` and `document/`, each a complete model (see `write_checkpoint`), and
     a Router over both: `encode_query` and `encode_document` use the route, prompt and maximum
     length of their side; `encode` is `encode_query`. `pair.toml` describes the same checkpoints
-    for this project's commands.
-
-    Args:
-        pair: A pair of checkpoints, or of BERT graphs, whose weights are dequantised.
-        out: New folder.
-        texts: Normalised texts to compare the vectors of the model with those of the pair.
-
-    Raises:
-        CareError: If the vectors differ from those of the pair, or the disk fails.
+    for this project's commands. Vectors of `texts` must equal those of the pair.
     """
     # sentence-transformers loads a Router from an absolute path only.
     with new_folder(out.resolve()) as folder:

@@ -35,14 +35,9 @@ _LINES = 5
 
 
 def export_with_optimum(pair: Pair, out: Path, python: Path, threads: int = 1) -> Path:
-    """Exports a query side with optimum; replaces an earlier export.
+    """Exports a query side with optimum, by the interpreter `python`; replaces an earlier export.
 
-    Args:
-        out: Folder to write: `pair.toml`, graph, tokenizer and `report.md`.
-        python: Python of an environment with optimum-onnx and sentence-transformers.
-
-    Returns:
-        The path of `pair.toml`.
+    Returns the path of `pair.toml`, beside graph, tokenizer and `report.md`.
     """
     query = load_query_side(pair)
     calibration = read_calibration(None)

@@ -26,15 +26,12 @@ Side = tuple[onnx.ModelProto, str, dict[str, Any]]
 
 
 def convert_trained(trained: Path, out: Path, spec: Path, report: Report) -> None:
-    """Converts a trained pair: int8 queries, documents in 8-bit blocks.
+    """Converts a trained pair of checkpoints: int8 queries, documents in 8-bit blocks.
 
     Of a pair whose document side is a graph, as that of a lookup encoder, only the query side is
     converted, and the pair keeps its name and embedding space. Otherwise both sides must be BERT
     over the vocabulary of the embedded pair, and the token embeddings of the document side stay in
     4-bit blocks without loss, because training does not change them.
-
-    Raises:
-        PairError: If the pair does not consist of checkpoints.
     """
     pair = load_pair(str(trained.resolve()))
     if (pair.query.format, pair.document.format) == ("transformers", "onnx"):

@@ -75,10 +75,9 @@ def full_tokenizer(source: Source) -> Tokenizer:
 
 
 def build_tokenizer(source: Source, kept: NDArray[np.int64]) -> Tokenizer:
-    """Builds the tokenizer of a subset of the vocabulary, as `kept_pieces` returns it.
+    """Builds the tokenizer of a subset of the vocabulary; it neither truncates nor pads.
 
-    It adds `<s>` before and `</s>` after each text, and neither truncates nor pads. With
-    `encode_special_tokens = True`, names of control pieces in a text are tokenized as letters.
+    With `encode_special_tokens = True`, names of control pieces in a text are tokenized as letters.
     """
     count = len(source.controls)
     pieces = [(source.pieces[id_], float(source.scores[id_])) for id_ in kept[:-count]]

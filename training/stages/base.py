@@ -141,10 +141,6 @@ class Stage(Settings, ABC):
         """Checks that the encoders, earlier stages and files that the stage needs exist.
 
         `context` holds the names of the earlier stages, none of which has run.
-
-        Raises:
-            TrainingError: If an encoder or an earlier stage is missing.
-            DataError: If a file cannot be read.
         """
         for side in self.sides():
             if side not in sides:

@@ -41,8 +41,7 @@ def fit_pairs(
 ) -> Outcome:
     """Trains on pairs of queries and positives; the texts of a frozen side are encoded once.
 
-    For `loss` see `Objective`, for `negatives`, `all_documents` and `teacher` see `PairCollator`;
-    `learned` is the initial value of a learned temperature, or None.
+    `learned` is the initial value of a learned temperature; the others are those of `PairCollator`.
     """
     roles = stage.roles
     query, document = (context.encoders[side].dimension for side in roles.values())
@@ -71,8 +70,7 @@ def draw_examples(
 ) -> DrawnExamples:
     """Returns batches of pairs to draw, each with the vectors of all documents of the examples.
 
-    A batch holds pairs of similar length. The document encoder must be frozen. All processes must
-    call it.
+    The document encoder must be frozen. All processes must call it.
     """
     data = prepare_examples(context, entries)
     corpus, trained = data.corpus, stage.trained

@@ -29,12 +29,7 @@ class LateInteraction(LateInteractionSettings, Stage):
     precision: Precision = "fp32"  # of the encoders
 
     def run(self, context: Context, folder: Path) -> Outcome:
-        """Writes the two projections; the main process trains them.
-
-        Raises:
-            TrainingError: If the encoders have vectors or states of different dimensions, or
-                `dimension` exceeds those of the states.
-        """
+        """Writes the two projections; the main process trains them."""
         from training.distributed import from_main_process
         from training.projections import fit_projections, rank_candidates, write_projections
         from training.stages.prepared import prepare_documents, prepare_examples

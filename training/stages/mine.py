@@ -98,16 +98,9 @@ def mine(
     stage: Mine,
     device: "torch.device",
 ) -> Iterator[RowArray]:
-    """Yields the rows of each query's hard negatives, by exact search, hardest first.
+    """Yields the rows of each query's hard negatives, int64 [negatives], hardest first, then −1.
 
-    Args:
-        queries: float32 [n, d], unit norm.
-        documents: Vectors of the documents, unit norm.
-        positives: Rows of each query's relevant documents, which are removed from the ranking.
-        stage: Ranks, margin and maximum number of negatives.
-
-    Yields:
-        int64 [negatives], padded with −1.
+    `queries` are float32 [n, d]; `positives` are removed from the ranking of each.
     """
     from training.search import search
 

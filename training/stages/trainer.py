@@ -81,12 +81,7 @@ class StageTrainer(Trainer):
         self.is_distributed_loading_by_transformers = self.sharded
 
     def fit(self) -> None:
-        """Trains from the last complete checkpoint or from the start.
-
-        Raises:
-            TrainingError: If the loss or the weights are not finite, the weights of processes
-                differ, or a checkpoint is damaged or cannot be written.
-        """
+        """Trains from the last complete checkpoint or from the start."""
         checkpoint = last_checkpoint(self._folder)
         if checkpoint and _step(checkpoint) >= self.args.max_steps:
             # The Trainer would run one more step.

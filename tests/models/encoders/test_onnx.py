@@ -56,12 +56,6 @@ def test_vectors_are_float32_of_unit_norm(query_encoder: OnnxEncoder) -> None:
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
 
 
-def test_a_text_has_the_same_vector_alone_and_in_any_batch(query_encoder: OnnxEncoder) -> None:
-    together = query_encoder.encode(TEXTS).vectors
-    alone = np.concatenate([query_encoder.encode([text]).vectors for text in TEXTS])
-    np.testing.assert_allclose(together, alone, atol=1e-5)
-
-
 def test_long_texts_are_truncated_and_reported(query_encoder: OnnxEncoder) -> None:
     encoding = query_encoder.encode(["短", "很长的一段话。" * 500])
     assert encoding.truncated.tolist() == [False, True]

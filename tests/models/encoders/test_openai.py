@@ -432,8 +432,3 @@ def test_a_tokenizer_is_required_only_for_chunks(server: FakeServer) -> None:
     assert encoder.encode(TEXTS).vectors.shape == (len(TEXTS), 16)
     with pytest.raises(CareError, match=r"away\.json"):
         Chunker(encoder, Chunking(tokens=50))
-
-
-def test_errors_are_care_errors() -> None:
-    assert issubclass(TextRejectedError, EmbeddingServerError)
-    assert issubclass(EmbeddingServerError, CareError)

@@ -9,8 +9,7 @@ import pytest
 
 from tests.errors import raises
 from training.errors import TrainingError
-from training.experiments.ablation_report import MAP, NDCG, compare, write_report
-from training.experiments.ablations import RECIPES
+from training.experiments.ablations import MAP, NDCG, RECIPES, compare, write_report
 from training.experiments.tables import Tables, read_tables, render, result
 
 # The report needs scipy, which is installed with torch.

@@ -28,10 +28,13 @@ def test_texts_depend_on_the_seed() -> None:
     assert len(set(made(0)[:400]) & set(made(1)[:400])) < 200
 
 
-def test_texts_are_short_and_distinct() -> None:
+def test_texts_are_short_distinct_filled_templates_and_spans_of_given_texts() -> None:
     texts = made(0)
     assert len(set(texts)) == len(texts)
     assert {SHORTEST <= len(text) <= LONGEST for text in texts} == {True}
+    assert not [text for text in texts if "{" in text or "}" in text]
+    assert any(text in TEXTS[1] for text in texts)
+    assert sum(text not in "".join(TEXTS) for text in texts) > 200
 
 
 @pytest.mark.e2e
@@ -39,16 +42,6 @@ def test_texts_have_the_requested_lengths() -> None:
     texts = list(islice(Phrases(TEXTS, 0, (30, 110)), 300))
     assert {30 <= len(text) <= 110 for text in texts} == {True}
     assert sum(len(text) > LONGEST for text in texts) > 100
-
-
-def test_all_slots_of_templates_are_filled() -> None:
-    assert not [text for text in made(0) if "{" in text or "}" in text]
-
-
-def test_texts_include_spans_of_given_texts() -> None:
-    texts = made(0)
-    assert any(text in TEXTS[1] for text in texts)
-    assert sum(text not in "".join(TEXTS) for text in texts) > 200
 
 
 def test_words_belong_to_the_class_of_their_longest_ending() -> None:

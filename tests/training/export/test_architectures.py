@@ -37,7 +37,6 @@ from tests.checkpoints import (
 from tests.conftest import write_jsonl
 from tests.errors import error_code, raises
 from training.export.onnx import save
-from training.export.query_side import load_query_side
 
 pytestmark = pytest.mark.train
 
@@ -186,14 +185,6 @@ def test_large_weights_are_written_to_a_second_file(tmp_path: Path) -> None:
         stream.write(b"\x01\x02")
     with raises(PairError, "checksum_mismatch", path=data):
         OnnxEncoder(large, pair.folder, threads=1)
-
-
-def test_the_graph_of_care_mini_is_dequantised_for_other_precisions() -> None:
-    pair = load_pair("care-mini")
-    texts = [*TEXTS, LONG]
-    vectors = load_query_side(pair).encode(texts).vectors
-    quantised = OnnxEncoder(pair.query, pair.folder, threads=1).encode(texts).vectors
-    assert (vectors * quantised).sum(axis=1).min() > 0.99
 
 
 def test_an_unsupported_export_is_an_error_of_one_line(
