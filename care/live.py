@@ -48,11 +48,7 @@ _RETRIES = RetryPolicy(retries=1, backoff=0.5, longest_wait=5.0)
 
 
 class Quotas:
-    """How much the indexes of a service may take.
-
-    Raises:
-        CareError: From all methods: `quota_exceeded`, if it is more.
-    """
+    """How much the indexes of a service may take; more is a CareError, `quota_exceeded`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -136,23 +132,13 @@ class LiveIndexes:
         self._quotas = Quotas(settings)
 
     def open(self, name: str) -> BoundedIndex:
-        """Opens an index.
-
-        Raises:
-            CareError: If it takes no writes; see `LiveIndex`.
-            EmbeddingSpaceError: If no pair of the service has its embedding space.
-        """
+        """Opens an index."""
         index = IndexWriter(self._settings.indexes, name)
         live = LiveIndex(index, self._encoder(active_manifest(index)))
         return BoundedIndex(live, name, self._quotas)
 
     def create(self, name: str, like: str, fields: Sequence[str]) -> dict[str, Any]:
         """Creates an index without documents; see `create_index`.
-
-        Args:
-            name: Its name.
-            like: Name or alias of the index whose settings it gets.
-            fields: Its first metadata fields.
 
         Returns:
             `version` and `number` of its active version, and whether it was `created`.
@@ -181,9 +167,6 @@ class LiveIndexes:
         Returns:
             The manifest of the new version, which is deleted by itself like those of writes; or
             None if the index has one segment.
-
-        Raises:
-            CareError: If it fails; the active version does not change.
         """
         active = active_manifest(IndexWriter(self._settings.indexes, name))
         path, pair = self._pair(active)

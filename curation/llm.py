@@ -102,10 +102,6 @@ class LanguageModels:
         Returns:
             The answers of each endpoint, in the order of its questions; None for a question without
             a valid answer, see `invalid`.
-
-        Raises:
-            BudgetError: If the next call could exceed the budget.
-            LanguageModelError: If an endpoint rejects requests or fails repeatedly.
         """
         answers: dict[str, list[Answer | None]] = {
             name: [None] * len(asked) for name, asked in questions.items()

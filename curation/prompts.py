@@ -93,11 +93,7 @@ class _File(FrozenModel):
 
 
 class Prompts:
-    """The prompts of a language; those that the file `path` does not have are the default ones.
-
-    Raises:
-        CareError: If the file has an unknown or invalid key, or a prompt in other languages only.
-    """
+    """The prompts of a language; those that the file `path` does not have are the default ones."""
 
     def __init__(self, path: Path | None, language: Language) -> None:
         self._path, self._language = path, language

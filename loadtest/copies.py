@@ -14,11 +14,7 @@ from core.versions import IndexFolder, read_manifest, write_manifest
 
 
 class Connection:
-    """A keep-alive connection to a service.
-
-    Args:
-        url: Address of the service.
-    """
+    """A keep-alive connection to a service."""
 
     def __init__(self, url: str) -> None:
         address = urlsplit(url)

@@ -43,10 +43,6 @@ def load_systems(
         instructions: File of the tasks' instructions; None for those of the benchmark.
         batch_size: Texts that an encoder encodes at once.
         load: Loads one side of a pair.
-
-    Raises:
-        CareError: If a pair is unknown, if two systems have the same name, or if a name cannot
-            be the name of a folder.
     """
     systems: dict[str, System] = {}
     for given in names:
@@ -78,11 +74,7 @@ def run_benchmark(
 ) -> str:
     """Scores each system on each task and returns the table of all systems in `out`.
 
-    Args:
-        systems: As `load_systems` returns them.
-        tasks: The tasks and the functions that read their data, as `find_tasks` returns them.
-        out: Folder of results. Scores and runs are written to `SYSTEM/TASK.json` and
-            `SYSTEM/TASK.trec`, the table to `table.md`. Scores of earlier runs are kept.
+    Writes `SYSTEM/TASK.json`, `SYSTEM/TASK.trec` and `table.md`; scores of earlier runs are kept.
     """
     for system in systems:
         for known, read in tasks.items():
