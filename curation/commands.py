@@ -11,7 +11,7 @@ from curation.annotation import annotate
 from curation.audit import audit
 from curation.benchmark import build_benchmark
 from curation.common import COST
-from curation.config_file import load_config
+from curation.config import load_config
 from curation.mixing import mix
 from curation.sts import write_sts
 

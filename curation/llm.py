@@ -22,9 +22,8 @@ from pydantic import BaseModel, ValidationError
 from core.errors import CareError
 from core.progress import Progress, progress_bar, write_above
 from core.retries import RetryPolicy, TransientError, is_rejection, is_transient, retry_after
-from curation.budget import Account, InvalidAnswer, LanguageModelError
 from curation.config import Budget, Endpoint
-from curation.ledger import Ledger, Outcome
+from curation.ledger import Account, InvalidAnswer, LanguageModelError, Ledger, Outcome
 from models.servers import TooLongError, http_client, limit_body
 
 _LONGEST_RETRY_AFTER = 600.0

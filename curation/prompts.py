@@ -15,8 +15,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from core.encoders import FrozenModel
 from core.errors import CareError
-from curation.config import Language
-from curation.config_file import load_config
+from curation.config import Language, load_config
 
 Name = Literal["judge", "classify", "rewrite"]
 

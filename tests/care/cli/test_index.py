@@ -12,7 +12,7 @@ import pytest
 from care.cli.main import main
 from core import progress
 from core.versions import IndexFolder, read_manifest
-from indexer.publication import IndexWriter, verify_version
+from indexer.publication import IndexWriter
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.indexer.builds import edit_manifest, only_folder, room_for, state, to_schema_1
@@ -411,17 +411,6 @@ def test_a_version_of_the_earlier_schema_is_migrated(
     assert read_manifest(indexes / "test" / versions[1]) == without
     assert run("versions migrate")[0] == 0
     assert run("versions verify")[0] == 0
-
-
-def test_fewer_than_no_versions_cannot_be_kept(run: Run) -> None:
-    assert run("versions prune", "--keep", "-1")[0] == 2
-
-
-def test_a_published_version_verifies(build: Run, indexes: Path) -> None:
-    build(make_records(20), "--factory", "HNSW16", "--recall", "0.9")
-    assert (
-        verify_version(indexes / "test" / IndexFolder(indexes, "test").active()).factory == "HNSW16"
-    )
 
 
 def test_a_term_list_with_a_fault_changes_nothing(
