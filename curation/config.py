@@ -33,6 +33,13 @@ def _resolve(path: Path, info: ValidationInfo) -> Path:
 _Path = Annotated[Path, AfterValidator(_resolve)]
 
 
+def _check_names(**named: Sequence[Any]) -> None:
+    for kind, items in named.items():
+        names = [item.name for item in items]
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two {kind} have the name '{min(repeated)}'")
+
+
 class Endpoint(FrozenModel):
     """A language model behind an OpenAI-compatible server."""
 
@@ -165,10 +172,7 @@ class JudgingCommand(Command, JudgingOptions):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
-        for kind in ("retrievers", "judges"):
-            names = [item.name for item in getattr(self, kind)]
-            if repeated := {name for name in names if names.count(name) > 1}:
-                raise ValueError(f"two {kind} have the name '{min(repeated)}'")
+        _check_names(retrievers=self.retrievers, judges=self.judges)
         return self
 
 
@@ -274,9 +278,7 @@ class MixConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
-        names = [source.name for source in self.sources]
-        if repeated := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"two sources have the name '{min(repeated)}'")
+        _check_names(sources=self.sources)
         return self
 
 
