@@ -31,11 +31,6 @@ def write_training_data(data: Path, out: Path, threads: int = 1) -> None:
 
     `out` gets the files NAME.jsonl of `NAMES`, with equal numbers of questions. The negatives of a
     question are the first hits of BM25 that are not marked relevant. A folder that exists is kept.
-
-    Args:
-        data: A BEIR folder with the split `train`.
-        out: The folder to write.
-        threads: Threads of the encoder and of the filter.
     """
     if out.is_dir():
         return

@@ -42,15 +42,10 @@ _RELEVANT = 3
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The judges of a pair, and the questions that they refuse.
+    """The judges of a pair, and the questions that they refuse."""
 
-    Attributes:
-        judges: By mode.
-        shares: Of each mode, each size of index and each set of questions.
-    """
-
-    judges: Mapping[Mode, Answerability]
-    shares: Sequence[Share]
+    judges: Mapping[Mode, Answerability]  # by mode
+    shares: Sequence[Share]  # of each mode, each size of index and each set of questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +64,6 @@ def measure_answerability(
 
     With `options.out` the pair is calibrated first, and written with the result; each question is
     then measured by what was fitted on the others.
-
-    Raises:
-        CareError: If the index cannot be opened, a file is wrong, or there are too few questions.
     """
     out = options.out
     snapshot, encoder = load_with_encoder(index, pair, where.indexes, where.milvus_uri)

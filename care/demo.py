@@ -36,13 +36,6 @@ def demo(say: Callable[[str], None], *, check: bool = False) -> None:
     """Runs the demo until the service or this process is stopped.
 
     Settings are read from `CARE_*` variables. SIGTERM has the effect of Ctrl-C.
-
-    Args:
-        say: Prints a line.
-        check: Whether to end after the queries, whose answers are checked.
-
-    Raises:
-        CareError: If the port is taken, the index or the service fails, or an answer is wrong.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = read_settings()

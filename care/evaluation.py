@@ -86,15 +86,7 @@ def evaluate(
 
 
 def compare_modes(name: str, options: EvaluationOptions) -> "IndexEvaluation":
-    """Scores each mode of an index, BM25, further pairs and runs; what `care evaluate` prints.
-
-    Raises:
-        DataError: If a file is wrong, the judgements reference an unknown query, or a judged query
-            is empty or too long.
-        CareError: If the index cannot be opened, a search fails, or two systems have one name.
-        PairError: If a pair is unknown or its files are wrong.
-        ValueError: If there are no queries.
-    """
+    """Scores each mode of an index, BM25, further pairs and runs; what `care evaluate` prints."""
     from evaluation.index_evaluation import evaluate_index
 
     if options.queries is None:
@@ -116,12 +108,7 @@ def compare_modes(name: str, options: EvaluationOptions) -> "IndexEvaluation":
 
 
 def compare_files(runs: Sequence[Path], qrels: Path) -> "Comparison":
-    """Scores runs of other systems by judgements; differences are to the first run.
-
-    Raises:
-        DataError: If a file is wrong.
-        CareError: If a run is given twice.
-    """
+    """Scores runs of other systems by judgements; differences are to the first run."""
     from evaluation.beir import read_qrels
     from evaluation.comparison import compare_runs
 
@@ -171,11 +158,7 @@ def _pair_or_model(name: str) -> "Pair":
 
 @contextmanager
 def _rerank_server(url: str | None, model: str) -> "Iterator[Reranker | None]":
-    """Yields what lets a server score texts for a query; None without an address.
-
-    Raises:
-        CareError: If the address or the key is not valid, or the server fails.
-    """
+    """Yields what lets a server score texts for a query; None without an address."""
     if url is None:
         yield None
         return

@@ -14,9 +14,6 @@ def missing(extra: str) -> list[str]:
     """Returns the names of the packages of an extra that are not installed.
 
     Of a checkout that is not installed itself nothing is known: the list is empty.
-
-    Raises:
-        ValueError: If the installed distribution has no such extra.
     """
     try:
         facts = metadata(_DISTRIBUTION)
@@ -35,9 +32,6 @@ def require(*extras: str, make: str | None = None) -> None:
     Args:
         extras: Names of extras in pyproject.toml.
         make: The make target that runs the command in an environment with these packages.
-
-    Raises:
-        CareError: If a package is missing; the message names the command that installs it.
     """
     if packages := [name for extra in extras for name in missing(extra)]:
         install = f"pip install '{_DISTRIBUTION}[{','.join(extras)}]'"

@@ -27,17 +27,11 @@ _LOCAL = "+gpu"
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A library with a build for processors and one for GPUs.
+    """A library with a build for processors and one for GPUs."""
 
-    Attributes:
-        cpu: Distribution of the build for processors, which the project requires.
-        gpu: Distribution of the build for GPUs.
-        extras: Extras of the build for GPUs: the CUDA libraries that it loads.
-    """
-
-    cpu: str
-    gpu: str
-    extras: str = ""
+    cpu: str  # distribution of the build for processors, which the project requires
+    gpu: str  # distribution of the build for GPUs
+    extras: str = ""  # extras of the build for GPUs: the CUDA libraries that it loads
 
     @property
     def both(self) -> bool:
@@ -87,9 +81,6 @@ def install(constraints: Path | None, arguments: Sequence[str] = ()) -> None:
         constraints: Constraints file of pip; without it the version of an installed build for
             processors is the newest that is installed.
         arguments: More arguments of `pip install`, such as other packages.
-
-    Raises:
-        subprocess.CalledProcessError: If pip fails; its messages are on standard error.
     """
     wanted = []
     for library in LIBRARIES:

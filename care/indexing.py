@@ -257,9 +257,6 @@ def estimate_build(
         corpus: A file, a folder or a glob.
         options: How it would be built.
         tokens_per_second: Encoding rate of a GPU, or None to measure that of this machine.
-
-    Raises:
-        CorpusError: If the corpus cannot be read or its sample holds no document.
     """
     pair, chosen = _resolve(options or IndexOptions())
     settings = _build_options(name, corpus, chosen, pair, progress=False)
@@ -326,11 +323,7 @@ def _only_components(given: IndexOptions, settings: BuildOptions, base: IndexMan
 
 
 def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[Pair, IndexOptions]:
-    """Loads the pair and replaces options that are None by values that suit it.
-
-    Raises:
-        CareError: If an option is given that the backend or executor does not take.
-    """
+    """Loads the pair and replaces options that are None by values that suit it."""
     pair = load_pair(options.pair)
     backend = resolve_backend(pair.document, options.backend or "auto")
     default = IndexOptions()

@@ -19,16 +19,8 @@ _OF_INDEX += ("lexical_weight", "token_vectors", "chunk_tokens")
 def watch_folder(name: str, folder: Path, options: IndexOptions) -> Iterator[FolderChange]:
     """Lets an index follow a folder; see `LiveFolder`.
 
-    Args:
-        name: Name of the index.
-        folder: The folder of documents.
-        options: How files are read and encoded; those of the index itself cannot be changed.
-
     Returns:
         What has changed, whenever it has, for ever.
-
-    Raises:
-        CareError: If the index takes no writes, the folder is gone, or an option is not taken.
     """
     for option in _OF_INDEX:
         if getattr(options, option) is not None:

@@ -164,16 +164,6 @@ def clean_texts(
       question of the same id.
 
     Questions are held in memory, documents are streamed. An interrupted call starts again.
-
-    Args:
-        queries: JSONL with `_id` and `text`.
-        corpus: JSONL with `_id`, `text` and, optionally, `title` and `metadata`.
-        output: The data folder of recipes.
-        benchmark: Number of questions that are kept apart, a random sample.
-        options: Lengths, and whether texts are anonymised.
-
-    Returns:
-        The report, as written to clean.report.json.
     """
     of_queries, of_documents = cleaners(options or Cleaning())
     texts = clean_queries(read_queries(queries), of_queries)

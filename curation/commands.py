@@ -11,7 +11,7 @@ from curation.annotation import annotate
 from curation.audit import audit
 from curation.benchmark import build_benchmark
 from curation.common import COST
-from curation.config_file import load_config
+from curation.config import load_config
 from curation.mixing import mix
 from curation.sts import write_sts
 
@@ -29,18 +29,9 @@ def run_command(
 ) -> dict[str, object]:
     """Runs build-benchmark, audit, annotate, sts or mix with a YAML file.
 
-    Args:
-        path: A YAML file; docs/make-a-benchmark.md lists the keys.
-        data: Replaces the key `data` of the file.
-        prompts: Replaces its key `prompts`.
-        changes: Changes of other keys, `KEY=VALUE`.
-
     Returns:
         The main statistics; `cost_calls`, `cost_price` and so on, the costs of all runs in the
         output folder, of commands that call language models; and `output`, that folder.
-
-    Raises:
-        CareError: If the file is wrong or the command fails.
     """
     commands: dict[str, tuple[type[Any], Callable[[Any], dict[str, Any]]]] = {
         "build-benchmark": (configs.BenchmarkConfig, lambda c: summary(build_benchmark(c))),

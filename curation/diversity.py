@@ -114,9 +114,6 @@ def diversify(
         vectors: float32 [n, dimension], in memory or memory-mapped; they are scaled to unit norm.
         checkpoint: File in which decisions are saved; it is removed at the end.
         checkpoint_seconds: The least time between two saves [s].
-
-    Raises:
-        CareError: If the checkpoint was written with other vectors, rule or options.
     """
     options = options or DiversityOptions()
     order = _order(len(vectors), options)
@@ -253,12 +250,6 @@ def diversify_file(
         t: None for the threshold of the pair in `THRESHOLDS`.
         vectors: .npy file of float32 [texts, dimension], instead of encoding.
         distinct: JSONL of texts that are known to differ, from which t is derived.
-
-    Returns:
-        The report, as written to OUTPUT.report.json.
-
-    Raises:
-        CareError: If no threshold is given and the pair has none.
     """
     started = time.perf_counter()
     if t is None and not distinct:

@@ -50,10 +50,6 @@ def expert_sample(folder: Path, output: Path, size: int, seed: int) -> int:
 
     Returns:
         The number of pairs: `size`, or all if there are fewer.
-
-    Raises:
-        CareError: If the folder is incomplete, or `output` contains an earlier sample, which may
-            have labels.
     """
     if not (folder / STATISTICS).is_file():
         reason = f"has no {STATISTICS}: run build-benchmark or audit to its end first"

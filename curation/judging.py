@@ -71,9 +71,6 @@ def judge(
 
     All judges get the same prompts: the documents of a pool in its order, in groups. Pools are
     document ids by query id; queries and documents are texts by id.
-
-    Returns:
-        A judgement for each pair of query and document, in the order of the pools.
     """
     size = options.passages_per_call
     groups = [

@@ -22,9 +22,8 @@ from pydantic import BaseModel, ValidationError
 from core.errors import CareError
 from core.progress import Progress, progress_bar, write_above
 from core.retries import RetryPolicy, TransientError, is_rejection, is_transient, retry_after
-from curation.budget import Account, InvalidAnswer, LanguageModelError
 from curation.config import Budget, Endpoint
-from curation.ledger import Ledger, Outcome
+from curation.ledger import Account, InvalidAnswer, LanguageModelError, Ledger, Outcome
 from models.servers import TooLongError, http_client, limit_body
 
 _LONGEST_RETRY_AFTER = 600.0
@@ -102,10 +101,6 @@ class LanguageModels:
         Returns:
             The answers of each endpoint, in the order of its questions; None for a question without
             a valid answer, see `invalid`.
-
-        Raises:
-            BudgetError: If the next call could exceed the budget.
-            LanguageModelError: If an endpoint rejects requests or fails repeatedly.
         """
         answers: dict[str, list[Answer | None]] = {
             name: [None] * len(asked) for name, asked in questions.items()

@@ -15,8 +15,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from core.encoders import FrozenModel
 from core.errors import CareError
-from curation.config import Language
-from curation.config_file import load_config
+from curation.config import Language, load_config
 
 Name = Literal["judge", "classify", "rewrite"]
 
@@ -93,11 +92,7 @@ class _File(FrozenModel):
 
 
 class Prompts:
-    """The prompts of a language; those that the file `path` does not have are the default ones.
-
-    Raises:
-        CareError: If the file has an unknown or invalid key, or a prompt in other languages only.
-    """
+    """The prompts of a language; those that the file `path` does not have are the default ones."""
 
     def __init__(self, path: Path | None, language: Language) -> None:
         self._path, self._language = path, language

@@ -116,10 +116,6 @@ def reword(
     """Yields rewordings of queries, given their texts by id.
 
     The id of version n of a query is `ID-n`, from 1. A query to which no rule applies is left out.
-
-    Args:
-        part: Part of the rules: `a` to train with, `b` to measure with.
-        terms: List whose words replace clinical terms as well.
     """
     rewording = Rewording(part, seed, terms)
     for id_, text in queries.items():

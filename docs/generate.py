@@ -97,33 +97,14 @@ def sync_client() -> str:
         text = _CLIENT_NOTE + (Path(folder) / "client.py").read_text("utf-8")
     # Imports under other names have another order, and shorter code fits on fewer lines.
     for command in (["check", "--quiet", "--select=I", "--fix"], ["format"]):
-        text = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "ruff",
-                *command,
-                f"--stdin-filename={CLIENT / 'client.py'}",
-                "-",
-            ],
-            input=text,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        ).stdout
+        name = f"--stdin-filename={CLIENT / 'client.py'}"
+        ruff = [sys.executable, "-m", "ruff", *command, name, "-"]
+        text = subprocess.check_output(ruff, input=text, text=True)
     return text
 
 
 def filled(text: str, parts: Mapping[str, Callable[[], str]]) -> str:
-    """Returns a document with its regions written again.
-
-    Args:
-        text: Markdown.
-        parts: What makes the text of each region, by name.
-
-    Raises:
-        KeyError: If a region has an unknown name.
-    """
+    """Returns a document with its regions written again by `parts`, functions by name."""
 
     def written(match: re.Match[str]) -> str:
         return f"{match[1]}\n{parts[match['name']]().strip()}\n\n{match['end']}"

@@ -33,21 +33,13 @@ _CONSTANT = 1e-6
 
 
 class Case(NamedTuple):
-    """A question that an index was asked.
+    """A question that an index was asked."""
 
-    Attributes:
-        name: The set of questions that it is of.
-        question: Equal for a question in several indexes and, if they share its id, its rewrites.
-        vectors: Size of the index.
-        answered: Whether the index answers it; None if that is not known.
-        features: What the search found (search/answerable.py).
-    """
-
-    name: str
-    question: str
-    vectors: int
-    answered: bool | None
-    features: Mapping[str, float]
+    name: str  # the set of questions that it is of
+    question: str  # equal for a question in several indexes and, if they share its id, its rewrites
+    vectors: int  # size of the index
+    answered: bool | None  # whether the index answers it; None if that is not known
+    features: Mapping[str, float]  # what the search found (search/answerable.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +67,6 @@ def fit(cases: Sequence[Case], vectors: tuple[int, int], refused_share: float) -
         cases: Questions, with equal features.
         vectors: Sizes of the indexes that the result is for.
         refused_share: Share of the answered ones, by weight, that are to score below the threshold.
-
-    Raises:
-        CareError: If there are too few questions.
     """
     few = min(sum(case.answered is answered for case in cases) for answered in (True, False))
     if few < MIN_QUERIES:

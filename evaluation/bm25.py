@@ -36,9 +36,6 @@ class Bm25Index:
         documents: The documents.
         analyzer: "words" are those of jieba's search mode; "characters" are the characters and
             bigrams of full-text search (`core/analysis.py`).
-
-    Raises:
-        CareError: If no document contains a term.
     """
 
     def __init__(self, documents: Iterable[Document], analyzer: Analyzer = "words") -> None:

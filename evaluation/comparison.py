@@ -19,22 +19,15 @@ _RUN_NAMES = {LABELS[analyzer]: name for name, analyzer in SYSTEMS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Scores of systems on the same judged queries.
+    """Scores of systems on the same judged queries."""
 
-    Attributes:
-        baseline: The system that the others are compared with.
-        runs: Scores of documents by query, by system.
-        by_query: Values by query, by the names of `evaluation.metrics.MEASURES`, by system.
-        scores: Their means, by system.
-        intervals: nDCG@10 with its interval, by system.
-        differences: Difference of nDCG@10 to the baseline, of each other system.
-    """
-
-    baseline: str
-    runs: dict[str, Run]
+    baseline: str  # the system that the others are compared with
+    runs: dict[str, Run]  # scores of documents by query, by system
+    # Values by query, by the names of `evaluation.metrics.MEASURES`, by system.
     by_query: dict[str, dict[str, dict[str, float]]]
-    scores: dict[str, dict[str, float]]
-    intervals: dict[str, Interval]
+    scores: dict[str, dict[str, float]]  # their means, by system
+    intervals: dict[str, Interval]  # nDCG@10 with its interval, by system
+    # Difference of nDCG@10 to the baseline, of each other system.
     differences: dict[str, Difference]
 
     @property

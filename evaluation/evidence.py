@@ -56,9 +56,6 @@ def read_marks(corpus: Path, queries: Path, marks: Path) -> tuple[list[Mark], in
 
     Returns the marks, and how many lines are left out: their passage is of another edition, with
     another length than `characters`, or not in the corpus, or has none of the marked sentences.
-
-    Raises:
-        DataError: If a file cannot be read, or a line is wrong.
     """
     texts, having = {}, Counter[str]()
     for document in iterate_documents(corpus):
@@ -87,11 +84,7 @@ def read_marks(corpus: Path, queries: Path, marks: Path) -> tuple[list[Mark], in
 
 
 def accuracy(marks: Sequence[Mark], model: Model | None = None) -> Accuracy:
-    """Returns how often the sentence that a model chooses is right; for None that of the release.
-
-    Raises:
-        CareError: If there are no marks.
-    """
+    """Returns how often the sentence that a model chooses is right; None is the release's model."""
     _check_number(marks, 1)
     model = model or shipped()
     return _accuracy(*_chosen(marks, model), model.certain)
@@ -102,9 +95,6 @@ def fit(marks: Sequence[Mark]) -> tuple[Model, Accuracy]:
 
     Equal marks give equal weights. The loss is the negative logarithm of the probability of the
     right sentences, a softmax over those of a text.
-
-    Raises:
-        CareError: If there are too few marks.
     """
     _check_number(marks, MIN_MARKS)
     rows = [_features(mark) for mark in marks]

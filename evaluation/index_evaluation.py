@@ -75,45 +75,28 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class IndexEvaluation:
-    """Scores of the modes of an index and of BM25, and what they were measured on.
+    """Scores of the modes of an index and of BM25, and what they were measured on."""
 
-    Attributes:
-        index: Name of the index.
-        version: Id of its version.
-        pair: Name of the pair.
-        factory: Type of the index.
-        documents: Number of documents in the index.
-        queries: Number of judged queries.
-        mode: The default mode of the index.
-        comparison: Scores of the modes, of the default mode with its first hits ranked again if
-            something does that, of BM25, and of the other systems; differences are to mode dense.
-        rerank_gain: Difference of nDCG@10 to the default mode, of this mode with its first hits
-            ranked again; None if nothing does that.
-        speeds: Times of each system but BM25.
-        timed: Number of queries that these were measured with.
-        coverage: How many of the judged documents the index holds.
-        min_score: A suggestion for mode `mode`.
-        bytes_per_passage: Size of vectors and full text.
-        weights: Scores of weights of full text, if they were asked for.
-        facts: Encoder, checksums, versions of libraries.
-    """
-
-    index: str
-    version: str
-    pair: str
-    factory: str
-    documents: int
-    queries: int
-    mode: Mode
+    index: str  # name of the index
+    version: str  # id of its version
+    pair: str  # name of the pair
+    factory: str  # type of the index
+    documents: int  # number of documents in the index
+    queries: int  # number of judged queries
+    mode: Mode  # the default mode of the index
+    # Scores of the modes, of the default mode with its first hits ranked again if something does
+    # that, of BM25, and of the other systems; differences are to mode dense.
     comparison: Comparison
+    # Difference of nDCG@10 to the default mode, of this mode with its first hits ranked again; None
+    # if nothing does that.
     rerank_gain: Difference | None
-    speeds: dict[str, Speed]
-    timed: int
-    coverage: JudgementCoverage
-    min_score: MinScoreSuggestion | None
-    bytes_per_passage: dict[str, float]
-    weights: list[WeightScore]
-    facts: dict[str, Any]
+    speeds: dict[str, Speed]  # times of each system but BM25
+    timed: int  # number of queries that these were measured with
+    coverage: JudgementCoverage  # how many of the judged documents the index holds
+    min_score: MinScoreSuggestion | None  # a suggestion for mode `mode`
+    bytes_per_passage: dict[str, float]  # size of vectors and full text
+    weights: list[WeightScore]  # scores of weights of full text, if they were asked for
+    facts: dict[str, Any]  # encoder, checksums, versions of libraries
 
     @property
     def warning(self) -> str | None:
@@ -171,11 +154,6 @@ def evaluate_index(
             pair and index have token vectors.
         max_query_chars: Most characters of a query.
         others: Further systems by their names in the comparison.
-
-    Raises:
-        CareError: If the index has no full text, which weights need, or a search fails.
-        DataError: If a file is wrong, the judgements reference an unknown query, or a judged query
-            is empty or too long.
     """
     judged, judgements = read_judged_queries(queries, qrels, max_query_chars)
     snapshot, encoder = open_index()

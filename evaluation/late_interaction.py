@@ -67,25 +67,15 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        ranking: What ranks the candidates.
-        pooling: Tokens per stored vector.
-        codec: How a vector is stored; "" without token vectors.
-        bytes_per_passage: Mean size of the token vectors of a passage.
-        weights: The chosen weights.
-        ndcg: nDCG@10.
-        gain: Difference of nDCG@10 to the ranking by cosine.
-    """
-
-    ranking: str
-    pooling: int
-    codec: str
-    bytes_per_passage: float
-    weights: Weights
-    ndcg: float
-    gain: Difference
+    ranking: str  # what ranks the candidates
+    pooling: int  # tokens per stored vector
+    codec: str  # how a vector is stored; "" without token vectors
+    bytes_per_passage: float  # mean size of the token vectors of a passage
+    weights: Weights  # the chosen weights
+    ndcg: float  # nDCG@10
+    gain: Difference  # difference of nDCG@10 to the ranking by cosine
 
 
 def encode(encoder: OnnxEncoder, texts: Mapping[str, str]) -> Encoded:
@@ -183,9 +173,6 @@ def table(
         documents: Token vectors of each document, [tokens, k].
         poolings: Tokens per stored vector.
         codecs: How vectors are stored.
-
-    Raises:
-        CareError: If a query is in `qrels` and in `tuning`.
     """
     if common := sorted(qrels.keys() & tuning.keys()):
         message = f"query '{common[0]}' is in the measured and in the tuning judgements: "

@@ -20,7 +20,7 @@ from core.loopback import open_local
 from core.retries import RetryPolicy
 from curation.config import Endpoint
 from curation.llm import LanguageModels, Question
-from curation.service import search_run
+from curation.retrieval import search_run
 from models.encoders.openai import OpenAIEncoder
 from service.observe.tracing import ENDPOINT, make_tracer
 from service.pipeline.rerank_server import RerankServer

@@ -23,7 +23,7 @@ from core.breaker import Breaker, BreakerState, UnavailableError
 from core.errors import CareError
 from core.retries import RetryPolicy
 from core.service_process import free_port
-from curation import service
+from curation import retrieval
 from curation.config import Endpoint
 from curation.llm import LanguageModels, Question
 from models.encoders.openai import OpenAIEncoder
@@ -232,9 +232,9 @@ def ranking(address: str, timeout: float, _: Path) -> Iterator[Call]:
 @contextmanager
 def searches(address: str, timeout: float, _: Path) -> Iterator[Call]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(service, "_SECONDS", timeout)
-        patch.setattr(service, "_BYTES", LIMIT)
-        yield lambda: service.search_run(f"http://{address}", {"q": TEXT}, 1)
+        patch.setattr(retrieval, "_SECONDS", timeout)
+        patch.setattr(retrieval, "_BYTES", LIMIT)
+        yield lambda: retrieval.search_run(f"http://{address}", {"q": TEXT}, 1)
 
 
 RANKS = {"results": [{"index": 0, "relevance_score": 1.0}]}

@@ -55,7 +55,7 @@ class Encoding:
 
     def systems(self, names: Sequence[str] | None) -> "list[System]":
         """Returns the systems with these names."""
-        from evaluation.cmedteb.benchmark import load_systems
+        from evaluation.cmedteb.evaluate import load_systems
 
         return load_systems(names or [DEFAULT_PAIR], **asdict(self))
 
@@ -89,7 +89,7 @@ def run(
 ) -> None:
     """Score systems on the tasks, and write the runs and the table of all systems."""
     _require()
-    from evaluation.cmedteb.benchmark import TABLE, run_benchmark
+    from evaluation.cmedteb.evaluate import TABLE, run_benchmark
     from evaluation.cmedteb.results import read_scores
     from evaluation.cmedteb.tasks import TASKS, find_tasks
 

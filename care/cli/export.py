@@ -8,8 +8,7 @@ import typer
 from typer import Option
 
 from care.cli.options import Json
-from care.cli.output import reporter, show
-from care.cli.program import program
+from care.cli.output import program, reporter, show
 from care.extras import require
 from care.options import PairName, file, folder
 from core.machine import available_cpus

@@ -1,4 +1,4 @@
-"""`care indexes` creates an index without documents, and deletes an index."""
+"""`care indexes` creates and deletes indexes, `care alias` gives them names that can change."""
 
 from typing import Annotated
 
@@ -52,3 +52,41 @@ def delete(name: Name, indexes: Indexes = DEFAULT_INDEXES, json_: Json = False) 
 
     documents = delete_index(IndexWriter(indexes, name))
     show({"deleted": name, "documents": documents}, [f"deleted {name}"], as_json=json_)
+
+
+aliases = typer.Typer(no_args_is_help=True, help="Set, list and remove other names of indexes.")
+
+Alias = Annotated[str, Argument(metavar="ALIAS", help="The other name.")]
+
+
+@aliases.command("set")
+def set_(
+    alias: Alias,
+    index: Annotated[str, Argument(metavar="INDEX", help="Name of the index.")],
+    indexes: Indexes = DEFAULT_INDEXES,
+    json_: Json = False,
+) -> None:
+    """Let an alias mean an index, in place of what it meant before; services follow at once."""
+    from core.aliases import set_alias
+
+    set_alias(indexes, alias, index)
+    show({"alias": alias, "index": index}, [f"{alias} -> {index}"], as_json=json_)
+
+
+@aliases.command("remove")
+def remove_(alias: Alias, indexes: Indexes = DEFAULT_INDEXES, json_: Json = False) -> None:
+    """Remove an alias; the index stays."""
+    from core.aliases import remove_alias
+
+    remove_alias(indexes, alias)
+    show({"removed": alias}, [f"removed {alias}"], as_json=json_)
+
+
+@aliases.command("list")
+def list_(indexes: Indexes = DEFAULT_INDEXES, json_: Json = False) -> None:
+    """List the aliases and their indexes."""
+    from core.aliases import read_aliases
+
+    found = read_aliases(indexes)
+    lines = [f"{alias} -> {name}" for alias, name in found.items()] or ["no alias"]
+    show({"aliases": found}, lines, as_json=json_)

@@ -10,7 +10,6 @@ from typer import Option
 from typer.core import TyperGroup
 
 from care.cli import (
-    alias,
     answerable,
     bench,
     cmedteb,
@@ -113,7 +112,7 @@ app.command("update", rich_help_panel=INDEXES)(index.update)
 app.command("merge", rich_help_panel=INDEXES)(index.merge)
 app.add_typer(versions.app, name="versions", rich_help_panel=INDEXES)
 app.add_typer(indexes.app, name="indexes", rich_help_panel=INDEXES)
-app.add_typer(alias.app, name="alias", rich_help_panel=INDEXES)
+app.add_typer(indexes.aliases, name="alias", rich_help_panel=INDEXES)
 app.command("search", rich_help_panel=SEARCH)(search.search)
 app.command("demo", rich_help_panel=SEARCH)(demo.demo)
 app.command("serve", rich_help_panel=SEARCH)(serve.serve)

@@ -1,8 +1,11 @@
 """How commands print their results: as text, or as one JSON object."""
 
 import json
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from core.terminal import shown, shown_json
@@ -34,3 +37,15 @@ def note(message: str) -> None:
 def reporter(*, as_json: bool) -> Callable[[str], None]:
     """Returns what prints a line of progress: to standard error where the result is JSON."""
     return note if as_json else lambda message: print_lines([message])
+
+
+def program() -> str:
+    """Returns the words that call `care`, for commands that a user copies.
+
+    Documents of a trained pair are encoded by torch, which another environment may lack: the
+    path is given unless the shell finds this environment's `care`.
+    """
+    script = Path(sys.executable).with_name("care")
+    if not script.is_file():
+        return f"{shlex.quote(sys.executable)} -m care"
+    return "care" if shutil.which("care") == str(script) else shlex.quote(str(script))

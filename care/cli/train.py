@@ -10,8 +10,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from care.cli.options import Json
-from care.cli.output import print_lines, reporter, show
-from care.cli.program import program
+from care.cli.output import print_lines, program, reporter, show
 from care.extras import require
 from care.options import file, folder
 from care.training import DEFAULT_OUT, train_seeds

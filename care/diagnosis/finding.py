@@ -10,20 +10,14 @@ Status = Literal["ok", "optional", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-        check: What was checked, in one word or two.
-        status: "error" if a command or the service would fail, "warning" if it would be slow or
-            lack a part, "optional" if something is not installed that only some commands need.
-        message: What was found.
-        advice: What to do, or "".
-    """
-
-    check: str
+    check: str  # what was checked, in one word or two
+    # "error" if a command or the service would fail, "warning" if it would be slow or lack a part,
+    # "optional" if something is not installed that only some commands need.
     status: Status
-    message: str
-    advice: str = ""
+    message: str  # what was found
+    advice: str = ""  # what to do, or ""
 
     @classmethod
     def of(cls, check: str, error: CareError) -> Self:

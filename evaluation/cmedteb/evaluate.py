@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -20,17 +20,20 @@ from mteb.types import PromptType
 
 from core.encoders import Encoder, EncoderSpec, Pair, Role
 from core.errors import CareError
+from core.files import write_text
+from core.progress import write_above
 from core.provenance import library_versions
 from core.scratch import temporary_folder
 from core.types import Document, FloatArray
 from evaluation.bm25 import SYSTEMS, Bm25Index
-from evaluation.cmedteb.results import TaskScore, run_path, write_score
+from evaluation.cmedteb.results import TaskScore, markdown_table, read_scores, run_path, write_score
 from evaluation.cmedteb.tasks import PairData, RankingData, Task, TaskData
 from evaluation.metrics import MAP, MAP_10, NDCG_10, score_queries
 from evaluation.statistics import mean_interval, pearson_interval
 from evaluation.trec import write_run
 from models.encoders.cached import encode_cached
 from models.encoders.factory import load_encoder
+from models.pairs import load_pair
 
 MEASURES = {"nDCG@10": NDCG_10, "MAP@10": MAP_10, "MAP": MAP}
 # mteb's names of kinds and measures.
@@ -271,3 +274,67 @@ def _meta(name: str, dimension: int | None) -> ModelMeta:
             "similarity_fn_name": ScoringFunction.COSINE,
         }
     )
+
+
+TABLE = "table.md"
+
+
+def load_systems(
+    names: Sequence[str],
+    cache: Path,
+    *,
+    instructions: Path | None = None,
+    batch_size: int = 32,
+    load: Load = load_encoder,
+) -> list[System]:
+    """Returns the systems with these names.
+
+    With the instructions of a file, a pair that takes instructions is the system PAIR+FILE, so
+    that its scores are kept beside those with other instructions.
+
+    Args:
+        names: Registered pairs, paths of pairs' TOML files, or names of `evaluation.bm25.SYSTEMS`.
+        cache: Folder in which the vectors of pairs are kept.
+        instructions: File of the tasks' instructions; None for those of the benchmark.
+        batch_size: Texts that an encoder encodes at once.
+        load: Loads one side of a pair.
+    """
+    systems: dict[str, System] = {}
+    for given in names:
+        system: System
+        if given in SYSTEMS:
+            system = Bm25Model(given)
+        else:
+            pair = load_pair(given)
+            name = pair.name
+            if instructions and takes_instruction(pair.query):
+                name += f"+{instructions.stem}"
+            system = PairModel(pair, cache, batch_size=batch_size, load=load, name=name)
+        name = system.name
+        if not re.fullmatch(r"\w[\w.+-]*", name):
+            message = (
+                f"{given}: the system name '{name}' cannot be a folder name: use letters, digits, "
+                "'.', '_', '+' and '-'"
+            )
+            raise CareError(message, code="bad_system_name", system=name)
+        if name in systems:
+            message = f"{given}: another system has the name '{name}' too: rename one"
+            raise CareError(message, code="duplicate_system", system=name)
+        systems[name] = system
+    return list(systems.values())
+
+
+def run_benchmark(
+    systems: Sequence[System], tasks: Mapping[Task, Callable[[], TaskData]], out: Path
+) -> str:
+    """Scores each system on each task and returns the table of all systems in `out`.
+
+    Writes `SYSTEM/TASK.json`, `SYSTEM/TASK.trec` and `table.md`; scores of earlier runs are kept.
+    """
+    for system in systems:
+        for known, read in tasks.items():
+            write_above(f"{system.name}: {known.column} …")
+            evaluate_task(system, known, read(), out)
+    table = markdown_table(read_scores(out))
+    write_text(out / TABLE, table)
+    return table

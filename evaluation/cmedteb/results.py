@@ -80,9 +80,6 @@ def read_scores(out: Path) -> Scores:
     """Returns all scores of a folder, by task, by system.
 
     Systems are sorted by the number of their tasks, then by their mean over tasks, descending.
-
-    Raises:
-        CareError: If the folder has no scores, or scores of a task were computed on different data.
     """
     scores: dict[str, dict[str, TaskScore]] = {}
     for path in sorted(out.glob("*/*.json")):
@@ -113,11 +110,7 @@ def markdown_table(scores: Scores) -> str:
 
 
 def compare_systems(out: Path, first: str, second: str) -> str:
-    """Returns the table of `compare` for two systems with scores in the folder `out`.
-
-    Raises:
-        CareError: If `out` has no scores of one of them, or they share no task.
-    """
+    """Returns the table of `compare` for two systems with scores in the folder `out`."""
     scores = read_scores(out)
     for name in (first, second):
         if name not in scores:

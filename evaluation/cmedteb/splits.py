@@ -69,9 +69,6 @@ def compare_on_splits(
         and the means of `evaluation.metrics.MEASURES`. For each system: microseconds of a query
         that is encoded alone and queries/s in batches of 32, both with one thread, and bytes of
         the query encoder's weights and tokenizer. Of BM25, the speed is that of the whole search.
-
-    Raises:
-        CareError: If no query of a split has a relevant document.
     """
     paths = beir_paths(data, splits[0])
     corpus = document_texts(read_documents(paths.corpus))

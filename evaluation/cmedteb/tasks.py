@@ -131,9 +131,6 @@ def find_tasks(
             "OWNER/NAME". Without it only the tasks with a data set of their own are found.
         names: Names of the tasks to return, in this order; all that are found if empty.
         instructions: Instructions by the names of tasks, which replace those of tasks.toml.
-
-    Raises:
-        CareError: If a name is not a task, or the source does not hold it.
     """
     found = _find(source, split, repository)
     wanted = [task(name) for name in names]

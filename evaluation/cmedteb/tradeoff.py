@@ -31,16 +31,7 @@ QuerySide = Callable[[Sequence[str]], object]
 def measure_tradeoff(
     systems: Sequence[System], tasks: Mapping[Task, Callable[[], TaskData]], out: Path
 ) -> str:
-    """Scores systems on the retrieval task and measures the rates of their query sides.
-
-    Args:
-        systems: As `load_systems` returns them.
-        tasks: As `find_tasks` returns them; they contain the task "retrieval".
-        out: Folder of results, for tradeoff.md, .json, .png and .svg.
-
-    Returns:
-        The Markdown table, as written to tradeoff.md.
-    """
+    """Scores systems on the retrieval task and measures the rates of their query sides."""
     known = task("retrieval")
     data = tasks[known]()
     assert isinstance(data, RankingData)

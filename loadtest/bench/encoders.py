@@ -25,12 +25,6 @@ def compare(pairs: Sequence[str], queries: Path, threads: int, rounds: int) -> d
     In each round all encoders encode the same queries, in turn. Other load on the machine changes
     the wall time of all of them; CPU time changes less.
 
-    Args:
-        pairs: Names or TOML files of the pairs; ratios are relative to the first one.
-        queries: JSONL with `text`.
-        threads: Threads of ONNX Runtime.
-        rounds: Number of rounds.
-
     Returns:
         Date, commit, hardware, versions and options; and for each pair the size of its graph
         [10⁶ bytes] and, for single queries and for batches, medians over rounds: `ms` and `cpu_ms`,

@@ -64,11 +64,6 @@ def measure(known: Mapping[str, Scenario], options: ServiceOptions, name: str = 
     """Runs the chosen scenarios one after another and writes the results after each.
 
     If a scenario fails, its error is written instead of its results and the next one runs.
-
-    Args:
-        known: Scenarios by their names in `--only`.
-        options: Options of all scenarios.
-        name: Results are written to NAME.json, their table to NAME.md.
     """
     chosen = options.only.split(",") if options.only else list(known)
     if unknown := [each for each in chosen if each not in known]:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 import care
-from core.errors import DataError, QueryError
+from core.errors import QueryError
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.errors import raises
 
@@ -77,12 +77,3 @@ def test_judgements_that_are_all_zero_are_a_warning(
     with pytest.warns(UserWarning) as caught:
         scores = care.evaluate("test", queries=queries, qrels=qrels, **places)
     assert (len(caught), set(scores.values())) == (1, {0.0})
-
-
-def test_judgements_of_unknown_queries_are_an_error(
-    build_version: Builder, indexes: Path, pair_file: Path, queries: Path, tmp_path: Path
-) -> None:
-    build_version(make_records(3))
-    qrels = write_qrels(tmp_path / "qrels.tsv", [("q9", "d0000", 1)])
-    with raises(DataError, "unknown_query", id="q9"):
-        care.evaluate("test", queries=queries, qrels=qrels, pair=str(pair_file), indexes=indexes)

@@ -41,8 +41,8 @@ def test_an_index_is_written_with_the_encoder_of_its_pair(
 ) -> None:
     build_version(make_records(20), name="other")
     loaded: list[str] = []
-    real = "care.live_encoder.document_encoder"
-    from care.live_encoder import document_encoder
+    real = "care.live.document_encoder"
+    from care.live import document_encoder
 
     def load(pair: object, options: object) -> object:
         loaded.append("")
@@ -119,7 +119,7 @@ def test_a_base_whose_vectors_are_not_stored_is_not_built_anew(
 def test_texts_that_several_calls_encode_keep_their_order(
     served: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("care.live_encoder.available_cpus", lambda: 3)
+    monkeypatch.setattr("care.live.available_cpus", lambda: 3)
     records = make_records(68)[60:]
     (written,) = LiveIndexes(served).open("test").commit([Write("test", put=tuple(records))])
     assert isinstance(written, Written)

@@ -155,7 +155,7 @@ def test_an_encoder_that_does_not_return_stops_neither_deletes_nor_metadata(
     build_version(make_records(60))
     live = LiveIndexes(settings.model_copy(update={"pair": str(pair_file)})).open("test")
     ends = threading.Event()
-    monkeypatch.setattr("care.live_encoder.HANGS", 0.2)
+    monkeypatch.setattr("care.live.HANGS", 0.2)
     with monkeypatch.context() as hangs:
         hangs.setattr(BigramEncoder, "encode", lambda *_: ends.wait(30))
         for write in (DELETE, PATCH):

@@ -8,9 +8,9 @@ from core.errors import CareError
 from core.types import Document
 from curation.audit import audit
 from curation.benchmark import build_benchmark, refined, rerank_set
-from curation.budget import BudgetError, LanguageModelError
 from curation.config import AuditConfig, BenchmarkConfig, Rerank
 from curation.judging import Judged, Judgement
+from curation.ledger import BudgetError, LanguageModelError
 from evaluation.beir import read_qrels, read_queries
 from evaluation.cmedteb.tasks import read_reranking, read_retrieval
 from tests.conftest import write_jsonl

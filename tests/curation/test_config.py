@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import CareError, DataError
-from curation.config import AnnotationConfig, BenchmarkConfig
-from curation.config_file import load_config
+from curation.config import AnnotationConfig, BenchmarkConfig, load_config
 from tests.errors import raises
 
 GOOD = """\

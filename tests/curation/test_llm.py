@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from curation.budget import BudgetError, LanguageModelError
 from curation.config import Budget, Endpoint
+from curation.ledger import BudgetError, LanguageModelError
 from curation.llm import LanguageModels, Question
 from tests.curation.endpoints import (
     Recorder,

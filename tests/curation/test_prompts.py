@@ -8,12 +8,13 @@ import pytest
 from core.errors import CareError
 from core.records import read_jsonl
 from curation.annotation import annotate
-from curation.config import AnnotationConfig, Language, StsConfig
+from curation.config import AnnotationConfig, Language
 from curation.prompts import Prompt, Prompts
 from curation.sts import write_sts
 from tests.conftest import write_jsonl
 from tests.curation.conftest import DOCUMENTS, QUERIES
 from tests.curation.endpoints import Recorder, endpoint, scripted_server
+from tests.curation.test_sts import config
 from tests.errors import raises
 
 FILE = """\
@@ -123,7 +124,6 @@ def test_passages_are_classified_in_one_call(facts: dict[str, Any], file: Path) 
 
 def test_rewrites_have_the_names_of_the_prompt(tmp_path: Path, file: Path) -> None:
     questions = write_jsonl(tmp_path / "q.jsonl", [{"_id": "q", "text": "心梗能不能吃肉？"}])
-    (tmp_path / "synonyms.tsv").write_text("心梗\t心肌梗死\n", encoding="utf-8")
 
     def respond(body: Any, *_: object) -> str:
         (message,) = body["messages"]
@@ -134,11 +134,5 @@ def test_rewrites_have_the_names_of_the_prompt(tmp_path: Path, file: Path) -> No
         return json.dumps(dict(zip(names, texts, strict=True)))
 
     with scripted_server(respond) as url:
-        facts = {
-            "splits": {"train": {"questions": questions}},
-            "synonyms": tmp_path / "synonyms.tsv",
-            "output": tmp_path / "out",
-            "writer": endpoint(url, "writer"),
-            "prompts": file,
-        }
-        assert write_sts(StsConfig.model_validate(facts))["train"]["pairs"] == 3
+        given = config(tmp_path, url, {"train": {"questions": questions}}, prompts=file)
+        assert write_sts(given)["train"]["pairs"] == 3

@@ -5,8 +5,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from core.errors import CareError
-from curation import service
-from curation.service import search_run
+from curation import retrieval
+from curation.retrieval import search_run
 from search.snapshot import Snapshot
 from stores.lexical import LexicalIndex
 from tests.conftest import make_records
@@ -23,7 +23,7 @@ def _in_process(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
 
     transport = httpx2.MockTransport(answer)
     make = partial(httpx2.AsyncClient, transport=transport)
-    monkeypatch.setattr(service, "http_client", lambda *_, **__: make())
+    monkeypatch.setattr(retrieval, "http_client", lambda *_, **__: make())
 
 
 @pytest.mark.usefixtures("_in_process")

@@ -20,6 +20,13 @@ GOOD = {
 }
 
 
+def config(folder: Path, url: str, splits: dict[str, Any], **more: Any) -> StsConfig:
+    """The configuration of a command that writes to `folder`, with one term."""
+    (folder / "synonyms.tsv").write_text("心梗\t心肌梗死\n", encoding="utf-8")
+    facts = {"splits": splits, "synonyms": folder / "synonyms.tsv", "output": folder / "out"}
+    return StsConfig.model_validate(facts | {"writer": endpoint(url, "writer")} | more)
+
+
 @pytest.mark.parametrize(
     ("change", "mentioned"),
     [
@@ -59,16 +66,9 @@ def test_the_longest_term_is_taken() -> None:
 
 
 def test_pairs_from_end_to_end(tmp_path: Path) -> None:
-    write_jsonl(
-        tmp_path / "questions.jsonl",
-        [
-            {"_id": "q1", "text": QUESTION},
-            {"_id": "q2", "text": "头痛怎么办"},
-            {"_id": "q3", "text": "心梗和心肌梗死一样吗"},
-            {"_id": "q4", "text": "心梗病人能不能开车？"},
-        ],
-    )
-    (tmp_path / "synonyms.tsv").write_text("心梗\t心肌梗死\n", encoding="utf-8")
+    texts = QUESTION, "头痛怎么办", "心梗和心肌梗死一样吗", "心梗病人能不能开车？"
+    records = [{"_id": f"q{number}", "text": text} for number, text in enumerate(texts, 1)]
+    questions = write_jsonl(tmp_path / "questions.jsonl", records)
 
     def respond(body: Any, handler: object, _: int) -> str:
         first = len(body["messages"]) == 2
@@ -78,16 +78,8 @@ def test_pairs_from_end_to_end(tmp_path: Path) -> None:
 
     recorder = Recorder(respond)
     with scripted_server(recorder) as url:
-        config = StsConfig.model_validate(
-            {
-                "splits": {"train": {"questions": tmp_path / "questions.jsonl"}},
-                "synonyms": tmp_path / "synonyms.tsv",
-                "output": tmp_path / "out",
-                "attempts": 2,
-                "writer": endpoint(url, "writer"),
-            }
-        )
-        statistics = write_sts(config)
+        splits = {"train": {"questions": questions}}
+        statistics = write_sts(config(tmp_path, url, splits, attempts=2))
     assert statistics == {"train": {"asked": 2, "invalid": 1, "pairs": 3}}
     table = (tmp_path / "out" / "train.tsv").read_text("utf-8").splitlines()
     assert table[0] == "text1\ttext2\tlabel"
@@ -104,18 +96,9 @@ def test_pairs_from_end_to_end(tmp_path: Path) -> None:
 
 
 def test_questions_without_a_term(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "questions.jsonl", [{"_id": "q1", "text": "头痛怎么办"}])
-    (tmp_path / "synonyms.tsv").write_text("心梗\t心肌梗死\n", encoding="utf-8")
-    config = StsConfig.model_validate(
-        {
-            "splits": {"test": {"questions": tmp_path / "questions.jsonl"}},
-            "synonyms": tmp_path / "synonyms.tsv",
-            "output": tmp_path / "out",
-            "writer": endpoint("http://localhost:9/v1", "writer"),
-        }
-    )
-    with raises(CareError, code="no_term", path=tmp_path / "questions.jsonl"):
-        write_sts(config)
+    path = write_jsonl(tmp_path / "questions.jsonl", [{"_id": "q1", "text": "头痛怎么办"}])
+    with raises(CareError, code="no_term", path=path):
+        write_sts(config(tmp_path, "http://localhost:9/v1", {"test": {"questions": path}}))
 
 
 def test_a_scored_split_has_one_rewrite_of_each_question(tmp_path: Path) -> None:
@@ -126,7 +109,6 @@ def test_a_scored_split_has_one_rewrite_of_each_question(tmp_path: Path) -> None
         # Two of its questions belong to the first split.
         "train": {"questions": write_jsonl(tmp_path / "train.jsonl", rows[8:])},
     }
-    (tmp_path / "synonyms.tsv").write_text("心梗\t心肌梗死\n", encoding="utf-8")
 
     def respond(body: Any, *_: object) -> str:
         text = json.loads(body["messages"][1]["content"])["question"]
@@ -134,11 +116,9 @@ def test_a_scored_split_has_one_rewrite_of_each_question(tmp_path: Path) -> None
         synonym = text.replace("心梗", "心肌梗死"), other.replace("心梗", "心肌梗死")
         return json.dumps(dict(zip(GOOD, (*synonym, other), strict=True)))
 
-    facts = {"synonyms": tmp_path / "synonyms.tsv", "output": tmp_path / "out", "splits": splits}
     with scripted_server(respond) as url:
-        config = StsConfig.model_validate(facts | {"writer": endpoint(url, "writer")})
-        statistics = write_sts(config)
-        write_sts(config.model_copy(update={"rewrites": "all", "output": tmp_path / "all"}))
+        statistics = write_sts(config(tmp_path, url, splits))
+        write_sts(config(tmp_path, url, splits, rewrites="all", output=tmp_path / "all"))
     assert [statistics[name]["pairs"] for name in splits] == [10, 6]
     test, train, whole = (
         [record for _, record in read_jsonl(tmp_path / path)]

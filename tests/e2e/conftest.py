@@ -32,6 +32,12 @@ def indexes(sample: Path) -> Path:
     return sample / "indexes"
 
 
+@pytest.fixture
+def own_indexes(indexes: Path, tmp_path: Path) -> Path:
+    """A copy of the index of the sample corpus that a test may change."""
+    return Path(shutil.copytree(indexes, tmp_path / "indexes"))
+
+
 @pytest.fixture(scope="session")
 def url(indexes: Path) -> Iterator[str]:
     """The address of the real service with the index of the sample corpus."""

@@ -15,6 +15,7 @@ import httpx2
 import pytest
 
 from core.service_process import ServerProcess, start_service
+from tests.e2e.services import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -49,9 +50,7 @@ def metric(url: str, name: str) -> float:
 
 
 def until(url: str, name: str, least: float) -> None:
-    end = time.monotonic() + 60
-    while metric(url, name) < least:
-        assert time.monotonic() < end
+    wait_until(lambda: metric(url, name) >= least)
 
 
 def test_liveness_answers_while_idle_connections_take_all_files(

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from core.service_process import ServerProcess, free_port, running_service, start_service
+from tests.e2e.services import wait_until
 from tests.errors import error_code
 
 pytestmark = pytest.mark.e2e
@@ -41,14 +42,13 @@ def wait_for_work(client: httpx2.Client) -> None:
 
     A counter, as the page of metrics is renewed once a second: a queue may be empty by then.
     """
-    end = time.monotonic() + 30
-    while True:
+
+    def admitted() -> float:
         lines = client.get("/metrics").text.splitlines()
         (line,) = (line for line in lines if line.startswith("care_admitted_tokens_total "))
-        if float(line.split()[1]) > 512:
-            return
-        assert time.monotonic() < end
-        time.sleep(0.01)
+        return float(line.split()[1])
+
+    wait_until(lambda: admitted() > 512)
 
 
 def post(client: httpx2.Client) -> Any:
@@ -110,11 +110,8 @@ def test_of_two_services_started_at_once_on_one_port_one_fails_with_an_error(
         subprocess.Popen([sys.executable, "-m", "care", "serve"], env=environment) for _ in range(2)
     ]
     try:
-        end = time.monotonic() + 60
-        while not (ended := [process for process in both if process.poll() is not None]):
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        (loser,) = ended
+        wait_until(lambda: any(process.poll() is not None for process in both))
+        (loser,) = (process for process in both if process.poll() is not None)
         assert loser.returncode == 1
         error = capfd.readouterr().err
         assert (error.count("\n"), error_code(error)) == (1, "address_unavailable")

@@ -1,7 +1,6 @@
 """Documents that are written over HTTP, in the processes of a real service."""
 
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
@@ -14,18 +13,13 @@ import numpy as np
 import pytest
 
 from core.service_process import ServerProcess, start_service
-from tests.e2e.test_workers import ask, build_small, wait_until
+from tests.e2e.services import wait_until
+from tests.e2e.test_workers import ask, build_small
 from tests.models.encoders.embedding_server import FakeServer, Handler, item
 
 pytestmark = pytest.mark.e2e
 
 Start = Callable[..., ServerProcess]
-
-
-@pytest.fixture
-def own_indexes(indexes: Path, tmp_path: Path) -> Path:
-    """A copy of the index of the sample corpus that a test may change."""
-    return Path(shutil.copytree(indexes, tmp_path / "indexes"))
 
 
 @pytest.fixture
@@ -90,9 +84,9 @@ def writers(service: ServerProcess) -> list[int]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_search_after_the_answer_finds_what_was_written(
-    start: Start, own_indexes: Path, tmp_path: Path, workers: int
+    start: Start, tmp_path: Path, workers: int
 ) -> None:
-    build_small(own_indexes, tmp_path, "clinic")
+    build_small(tmp_path, "clinic")
     service = start(workers)
     asking = Asking(service)
     assert writers(service) == []

@@ -12,10 +12,10 @@ import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from care.cli.main import main
 from core.service_process import running_service
-from tests.conftest import make_records, write_jsonl
+from tests.conftest import make_records
 from tests.e2e.browsing import answer_with_problem, ask, body_of, open_panel, unfold
+from tests.e2e.services import build_index
 
 pytestmark = [pytest.mark.e2e, pytest.mark.browser]
 
@@ -74,10 +74,7 @@ def test_values_of_every_filter_field_can_be_chosen(browser: Browser, tmp_path: 
     records = make_records(12)
     for i, record in enumerate(records):
         record["metadata"] |= {"year": 2020 + i % 3, "ward": f"{i % 2}"}
-    corpus = write_jsonl(tmp_path / "corpus.jsonl", records)
-    folders = ["--indexes", str(tmp_path / "indexes"), "--builds", str(tmp_path / "builds")]
-    assert main(["index", str(corpus), "--index", "fields", *folders]) == 0
-    with running_service(tmp_path / "indexes", "fields") as service:
+    with running_service(build_index(tmp_path, "fields", records), "fields") as service:
         page = browser.new_page(viewport={"width": 1280, "height": 800}, locale="zh-CN")
         page.goto(service.url)
         ask(page, "发热")
@@ -191,10 +188,7 @@ def test_score_bars_differ_within_one_response(page: Page) -> None:
 
 
 def test_the_page_searches_an_index_of_three_documents(browser: Browser, tmp_path: Path) -> None:
-    corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(3))
-    folders = ["--indexes", str(tmp_path / "indexes"), "--builds", str(tmp_path / "builds")]
-    assert main(["index", str(corpus), "--index", "tiny", *folders]) == 0
-    with running_service(tmp_path / "indexes", "tiny") as service:
+    with running_service(build_index(tmp_path, "tiny", make_records(3)), "tiny") as service:
         page = browser.new_page()
         page.goto(service.url)
         ask(page, "发热")
@@ -340,12 +334,10 @@ def test_the_api_page_asks_for_an_api_key(browser: Browser, closed_url: str) -> 
 
 
 def test_another_index_can_be_chosen_and_stays_chosen(browser: Browser, tmp_path: Path) -> None:
-    folders = ["--indexes", str(tmp_path / "indexes"), "--builds", str(tmp_path / "builds")]
     for name in ("first", "second"):
         records = [one | {"_id": f"{name}-{i}"} for i, one in enumerate(make_records(8))]
-        corpus = write_jsonl(tmp_path / f"{name}.jsonl", records)
-        assert main(["index", str(corpus), "--index", name, *folders]) == 0
-    with running_service(tmp_path / "indexes", "first") as service:
+        indexes = build_index(tmp_path, name, records)
+    with running_service(indexes, "first") as service:
         page = browser.new_page(locale="zh-CN", viewport={"width": 1280, "height": 800})
         page.goto(service.url)
         ask(page, "高血压患者的护理")

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from care.cli.main import main
 from core.service_process import running_service
-from tests.conftest import ADMIN_KEY, SEARCH_KEY, make_records, write_jsonl
+from tests.conftest import ADMIN_KEY, SEARCH_KEY, make_records
 from tests.e2e.browsing import ask, overflow, violations
+from tests.e2e.services import build_index
 
 pytestmark = [pytest.mark.e2e, pytest.mark.browser]
 
@@ -41,12 +41,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     records = make_records(44)
     long = "".join(f"高血压患者第{i}号的护理要点。" for i in range(40))
     records.append({"_id": "病历/1", "title": "护理", "text": long, "metadata": {"year": 2020}})
-    corpus = write_jsonl(folder / "corpus.jsonl", records)
-    folders = ["--indexes", str(folder / "indexes"), "--builds", str(folder / "builds")]
     chunks = ["--chunk-tokens", "40", "--chunk-overlap", "10"]
-    assert main(["index", str(corpus), "--index", "ward", *folders, *chunks]) == 0
+    indexes = build_index(folder, "ward", records, *chunks)
     keys = f"{ADMIN_KEY},{SEARCH_KEY}"
-    with running_service(folder / "indexes", "ward", API_KEYS=keys) as service:
+    with running_service(indexes, "ward", API_KEYS=keys) as service:
         yield service.url
 
 

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +15,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from care.cli.main import main
 from core.service_process import ServerProcess, free_port, start_service
 from core.versions import IndexFolder
-from tests.conftest import make_records, write_jsonl
+from tests.conftest import make_records
+from tests.e2e.services import build_index, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -29,10 +28,7 @@ FILES = ("documents.arrow", "filters.arrow", "vectors.faiss")
 
 def publish(root: Path, count: int) -> str:
     """Builds a version of some documents with care-mini and returns its id."""
-    corpus = write_jsonl(root / "corpus.jsonl", make_records(count))
-    folders = ["--indexes", str(root / "indexes"), "--builds", str(root / "builds")]
-    assert main(["index", str(corpus), "--index", "test", *folders]) == 0
-    return IndexFolder(root / "indexes", "test").active()
+    return IndexFolder(build_index(root, "test", make_records(count)), "test").active()
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +72,6 @@ def described(service: ServerProcess) -> dict[str, Any]:
     except httpx2.TransportError:
         return {}
     return dict(answer.json())
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("name", ["documents.arrow", "vectors.faiss"])

@@ -1,7 +1,6 @@
 """Processes that change an index beside a service of several workers."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,8 +11,8 @@ import pytest
 from care.cli.main import main
 from core.service_process import running_service
 from core.versions import IndexFolder, read_manifest
+from tests.e2e.services import wait_until
 from tests.e2e.test_live import Asking
-from tests.e2e.test_workers import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -51,15 +50,14 @@ def test_a_service_follows_an_index_that_follows_a_folder(tmp_path: Path) -> Non
     assert main(["versions", "verify", "--index", "mine", "--indexes", str(indexes)]) == 0
 
 
-def test_workers_follow_a_base_that_is_built_anew(indexes: Path, tmp_path: Path) -> None:
-    own = Path(shutil.copytree(indexes, tmp_path / "indexes"))
-    with running_service(own, "sample", WORKERS="2", WATCH_SECONDS="600") as service:
+def test_workers_follow_a_base_that_is_built_anew(own_indexes: Path) -> None:
+    with running_service(own_indexes, "sample", WORKERS="2", WATCH_SECONDS="600") as service:
         asking = Asking(service)
         asking.write("PUT", "/documents", {"_id": "new", "text": "蓝色独角兽在月球上弹钢琴。"})
-        settings = {"CARE_INDEXES": str(own), "CARE_INDEX": "sample"}
+        settings = {"CARE_INDEXES": str(own_indexes), "CARE_INDEX": "sample"}
         command = [sys.executable, "-m", "care.live", "sample"]
         subprocess.run(command, env=os.environ | settings, check=True, timeout=100)
-        folder = IndexFolder(own, "sample")
+        folder = IndexFolder(own_indexes, "sample")
         assert read_manifest(folder.version(folder.active())).segments == ()
         wait_until(lambda: asking.write("GET", "/index")["version"] == folder.active())
         assert asking.found("蓝色独角兽在月球上弹钢琴") == {"new"}

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +22,7 @@ from care.cli.main import main
 from core.service_process import ServerProcess, free_port, start_service
 from core.versions import IndexFolder
 from service.access.api_keys import new_key
+from tests.e2e.services import build_index, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -110,25 +110,6 @@ def ask(
     return response.status, json.loads(read) if is_json else read.decode()
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 60) -> float:
-    """Waits until a condition holds, and returns for how long [s]."""
-    started = time.monotonic()
-    while True:
-        try:
-            if holds():
-                return time.monotonic() - started
-        except (OSError, HTTPException, ValueError):  # a worker has just ended
-            pass
-        assert time.monotonic() < started + seconds
-        time.sleep(0.02)
-
-
-@pytest.fixture
-def own_indexes(indexes: Path, tmp_path: Path) -> Path:
-    """A copy of the index of the sample corpus that a test may change."""
-    return Path(shutil.copytree(indexes, tmp_path / "indexes"))
-
-
 Start = Callable[..., Service]
 
 
@@ -208,7 +189,7 @@ def publish(indexes: Path, folder: Path, number: int, index: str = "sample") -> 
 def test_all_workers_serve_a_version_of_another_index_after_its_reload(
     start: Start, own_indexes: Path, tmp_path: Path
 ) -> None:
-    build_small(own_indexes, tmp_path, "clinic")
+    build_small(tmp_path, "clinic")
     service = start()
     # Enough connections for both workers, and a query of its own for each answer.
     connections = [service.connect() for _ in range(16)]
@@ -235,16 +216,10 @@ def test_all_workers_serve_a_version_of_another_index_after_its_reload(
     assert service.ask("/index")[1]["name"] == "sample"
 
 
-def build_small(indexes: Path, folder: Path, index: str) -> None:
+def build_small(folder: Path, index: str) -> None:
     """Builds an index of a few passages."""
-    corpus = folder / f"{index}.jsonl"
-    records = [
-        {"_id": f"{index}-{i}", "text": f"第{i}段：咳嗽三天，建议多饮水。"} for i in range(4)
-    ]
-    lines = "".join(json.dumps(record) + "\n" for record in records)
-    corpus.write_text(lines, encoding="utf-8")
-    folders = ["--indexes", str(indexes), "--builds", str(folder / "builds")]
-    assert main(["index", str(corpus), "--index", index, *folders]) == 0
+    texts = (f"第{i}段：咳嗽三天，建议多饮水。" for i in range(4))
+    build_index(folder, index, ({"_id": f"{index}-{i}", "text": t} for i, t in enumerate(texts)))
 
 
 def test_workers_share_port_metrics_and_limits(start: Start) -> None:

@@ -44,17 +44,6 @@ def test_judged_documents_that_the_index_lacks_are_counted() -> None:
     assert judgement_coverage(qrels, CHUNKS) == JudgementCoverage(4, 1, 2, 2)
 
 
-@pytest.mark.parametrize(
-    ("judged", "code"), [("other", "unknown_query"), ("q", "no_active_version")]
-)
-def test_an_unknown_query_or_index_is_an_error(tmp_path: Path, judged: str, code: str) -> None:
-    queries = write_jsonl(tmp_path / "queries.jsonl", [{"_id": "q", "text": "t"}])
-    qrels = tmp_path / "qrels.tsv"
-    qrels.write_text(f"{judged}\td\t1\n", encoding="utf-8")
-    with raises(CareError, code=code):
-        compare(tmp_path, "x", queries, qrels)
-
-
 @pytest.mark.usefixtures("test_encoders")
 def test_weights_need_full_text(
     tmp_path: Path, build_version: Builder, indexes: Path, pair_file: Path

@@ -52,19 +52,18 @@ def test_the_highest_sustained_step_is_found(capacity: float) -> None:
     assert len(set(service.rates)) <= 7 + 4
 
 
-def test_no_capacity_if_the_lowest_rate_fails() -> None:
-    service = Service(5)
-    assert service.find() == Capacity(None, "service")
-    assert service.rates == [10, 10]
-
-
-def test_capacity_above_the_highest_rate_is_limited_by_the_grid() -> None:
-    assert Service(1e6).find() == Capacity(RATES[-1], "grid")
-
-
-def test_a_late_load_generator_is_not_a_limit_of_the_service() -> None:
-    found = Service(capacity=1e6, driver=100).find()
-    assert found == Capacity(max(rate for rate in RATES if rate <= 100), "driver")
+@pytest.mark.parametrize(
+    ("service", "expected"),
+    [
+        (Service(5), Capacity(None, "service")),
+        (Service(1e6), Capacity(RATES[-1], "grid")),
+        (Service(1e6, driver=100), Capacity(max(r for r in RATES if r <= 100), "driver")),
+    ],
+    ids=["below the lowest rate", "above the highest rate", "above the load generator's"],
+)
+def test_what_limits_the_capacity_is_said(service: Service, expected: Capacity) -> None:
+    assert service.find() == expected
+    assert expected.rate or service.rates == [10, 10]
 
 
 def test_one_failed_measurement_is_not_the_limit() -> None:

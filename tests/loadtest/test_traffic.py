@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import DataError
-from loadtest.traffic import SAMPLE, Mix, Traffic, departments_of, read_texts
+from loadtest.traffic import Mix, Traffic, departments_of, read_texts
 from tests.errors import raises
 
 TEXTS = [f"问题{i}" for i in range(10)]
@@ -62,10 +62,6 @@ def test_a_record_without_text_is_an_error_with_its_line(tmp_path: Path) -> None
     path.write_text('{"text": "甲"}\n{"_id": "q2"}\n', encoding="utf-8")
     with raises(DataError, "bad_field", path=path, line=2, field="text"):
         read_texts(path)
-
-
-def test_the_default_queries_exist() -> None:
-    assert len(read_texts(SAMPLE)) > 50
 
 
 def test_traffic_has_the_requested_shares() -> None:

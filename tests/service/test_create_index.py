@@ -208,7 +208,7 @@ def test_an_encoder_that_fails_leaves_nothing(
     def fail(*_: object) -> None:
         raise EmbeddingServerError("http://secret is down")
 
-    monkeypatch.setattr("care.live_encoder.document_encoder", fail)
+    monkeypatch.setattr("care.live.document_encoder", fail)
     answer = start().put("/indexes/mine")
     assert fault(answer) == (503, "encoding_failed")
     assert "secret" not in answer.text

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from care.cli.main import main
-from evaluation.cmedteb import benchmark
+from evaluation.cmedteb import evaluate
 from evaluation.cmedteb.results import read_scores
 from models.pairs import load_pair, write_pair
 from tests.errors import error_code
@@ -27,8 +27,8 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs the command with encoders that count characters."""
-    load = partial(benchmark.load_systems, load=Encoders().load)
-    monkeypatch.setattr(benchmark, "load_systems", load)
+    load = partial(evaluate.load_systems, load=Encoders().load)
+    monkeypatch.setattr(evaluate, "load_systems", load)
     return care
 
 

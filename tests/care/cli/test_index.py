@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from care.cli.main import main
 from core import progress
 from core.versions import IndexFolder, read_manifest
-from indexer.publication import IndexWriter, verify_version
+from indexer.publication import IndexWriter
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.indexer.builds import edit_manifest, only_folder, room_for, state, to_schema_1
@@ -48,6 +49,12 @@ def build(run: Run, tmp_path: Path, pair_file: Path) -> Run:
         return run("index", str(written) if corpus is None else corpus, *folders, *arguments)
 
     return build_with
+
+
+@pytest.fixture
+def update(run: Run, tmp_path: Path, pair_file: Path) -> Run:
+    """Updates index 'test', with the test encoder."""
+    return partial(run, "update", "--builds", str(tmp_path / "builds"), "--pair", str(pair_file))
 
 
 def error_line(errors: str) -> str:
@@ -129,7 +136,7 @@ def test_rejects_are_counted_and_their_list_is_named(build: Run, tmp_path: Path)
 
 
 def test_a_folder_with_compressed_files_is_indexed_and_other_files_are_named_once(
-    build: Run, run: Run, tmp_path: Path, pair_file: Path, caplog: pytest.LogCaptureFixture
+    build: Run, update: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -143,28 +150,22 @@ def test_a_folder_with_compressed_files_is_indexed_and_other_files_are_named_onc
         assert [message.endswith(": notes.xyz") for message in caplog.messages] == [True]
     plain.unlink()
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(b'{"_id": "c", "text": "y"}'))
-    named = ["--pair", str(pair_file), "--builds", str(tmp_path / "builds")]
-    status, output, _ = run("update", "--add", str(folder), *named)
-    assert (status, "1 documents added" in output, "index   Flat, 22 ×" in output) == (
-        0,
-        True,
-        True,
-    )
+    status, output, _ = update("--add", str(folder))
+    assert status == 0 and "1 documents added" in output and "index   Flat, 22 ×" in output
 
 
 def test_documents_from_standard_input_are_added(
-    build: Run, run: Run, tmp_path: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch
+    build: Run, update: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = make_records(7)
     build(records[:5])
     lines = "".join(f"{json.dumps(one)}\n" for one in records).encode()
-    folders = ["--builds", str(tmp_path / "builds"), "--pair", str(pair_file)]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
-    status, output, _ = run("update", "--add", "-", *folders)
+    status, output, _ = update("--add", "-")
     assert status == 0
     assert output.startswith("update  2 documents added, 0 replaced, 0 deleted, 5 unchanged;")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    status, _, errors = run("update", "--add", "-", *folders)
+    status, _, errors = update("--add", "-")
     assert status == 1 and errors.endswith("[empty_corpus]\n")
 
 
@@ -177,18 +178,15 @@ def test_an_index_that_follows_a_folder_takes_no_other_changes(
     assert status == 1 and errors.startswith(f"error: {option[0]} excludes --watch")
 
 
-def test_the_weight_of_full_text_is_changed_alone(
-    build: Run, run: Run, indexes: Path, tmp_path: Path, pair_file: Path
-) -> None:
+def test_the_weight_of_full_text_is_changed_alone(build: Run, update: Run, indexes: Path) -> None:
     build(make_records(10))
     before = IndexFolder(indexes, "test").active()
-    named = ["--pair", str(pair_file), "--builds", str(tmp_path / "builds")]
-    assert run("update", *named, "--lexical-weight=-1")[0] == 2
-    status, output, _ = run("update", *named, "--lexical-weight", "0.5")
+    assert update("--lexical-weight=-1")[0] == 2
+    status, output, _ = update("--lexical-weight", "0.5")
     version = IndexFolder(indexes, "test").active()
     assert status == 0 and version != before
     assert output.startswith(f"active  {indexes / 'test' / version}: ")
-    facts = json.loads(run("update", *named, "--lexical-weight", "0.5", "--json")[1])
+    facts = json.loads(update("--lexical-weight", "0.5", "--json")[1])
     assert (facts["version"], facts["built"]) == (version, False)
 
 
@@ -328,20 +326,19 @@ def test_a_full_disk_is_said_in_one_line_and_changes_nothing(
 
 @pytest.mark.parametrize(("room", "shard_size"), [(30_000, 16), (70_000, 300), (70_000, 16)])
 def test_a_full_disk_while_updating_changes_nothing(
-    build: Run, run: Run, indexes: Path, tmp_path: Path, pair_file: Path, room: int, shard_size: int
+    build: Run, run: Run, update: Run, indexes: Path, tmp_path: Path, room: int, shard_size: int
 ) -> None:
     build(make_records(20))
     before = state(indexes)
     added = str(write_jsonl(tmp_path / "new.jsonl", make_records(300)))
-    arguments = ["--add", added, "--shard-size", str(shard_size), "--pair", str(pair_file)]
-    arguments += ["--builds", str(tmp_path / "builds")]
+    arguments = ["--add", added, "--shard-size", str(shard_size)]
     with room_for(room):
-        status, output, errors = run("update", *arguments)
+        status, output, errors = update(*arguments)
     assert (status, output) == (1, "")
     assert error_line(errors).startswith(f"error: {tmp_path}/")
     assert state(indexes) == before
     assert run("versions verify")[0] == 0
-    assert run("update", *arguments)[0] == 0
+    assert update(*arguments)[0] == 0
     assert "300 × 64" in run("versions verify")[1]
 
 
@@ -413,39 +410,27 @@ def test_a_version_of_the_earlier_schema_is_migrated(
     assert run("versions verify")[0] == 0
 
 
-def test_fewer_than_no_versions_cannot_be_kept(run: Run) -> None:
-    assert run("versions prune", "--keep", "-1")[0] == 2
-
-
-def test_a_published_version_verifies(build: Run, indexes: Path) -> None:
-    build(make_records(20), "--factory", "HNSW16", "--recall", "0.9")
-    assert (
-        verify_version(indexes / "test" / IndexFolder(indexes, "test").active()).factory == "HNSW16"
-    )
-
-
 def test_a_term_list_with_a_fault_changes_nothing(
-    build: Run, run: Run, indexes: Path, tmp_path: Path, pair_file: Path
+    build: Run, update: Run, indexes: Path, tmp_path: Path
 ) -> None:
     build(make_records(10))
-    pair = "--pair", str(pair_file)
     before = IndexFolder(indexes, "test").versions()
     terms = tmp_path / "terms.tsv"
     terms.write_text("拉肚子\t腹泻\n心梗 心肌梗死\n", encoding="utf-8")
-    status, _, error = run("update", "--terms", str(terms))
+    status, _, error = update("--terms", str(terms))
     assert status == 1
     assert f"{terms} line 2" in error
     assert "[bad_term_list]" in error
     assert IndexFolder(indexes, "test").versions() == before
     terms.write_text("拉肚子\t腹泻\n", encoding="utf-8")
-    status, _, error = run("update", "--terms", str(terms), "--no-full-text")
+    status, _, error = update("--terms", str(terms), "--no-full-text")
     assert "[option_not_taken]" in error
-    assert run("update", *pair, "--terms", str(terms))[0] == 0
+    assert update("--terms", str(terms))[0] == 0
     assert len(IndexFolder(indexes, "test").versions()) == 2
 
 
 def test_a_table_is_shown_before_it_is_read(
-    build: Run, run: Run, tmp_path: Path, pair_file: Path, caplog: pytest.LogCaptureFixture
+    build: Run, update: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "faq.csv"
     path.write_text("编号,标题,内容\n1,高血压,少吃盐\n2,失眠,早起\n", encoding="gbk")
@@ -463,9 +448,8 @@ def test_a_table_is_shown_before_it_is_read(
     (said,) = caplog.messages
     assert said.startswith("faq.csv (CSV, GB18030): id 编号, title 标题, text 内容, ")
     path.write_text("编号,内容\n3,发热\n", encoding="utf-8")
-    folders = ["--builds", str(tmp_path / "builds"), "--pair", str(pair_file)]
-    options = ["--add", str(path), "--text-field", "内容", "--id-field", "编号", *folders]
-    status, output, _ = run("update", *options)
+    fields = ["--text-field", "内容", "--id-field", "编号"]
+    status, output, _ = update("--add", str(path), *fields)
     assert status == 0, output
     assert "1 documents added" in output
 

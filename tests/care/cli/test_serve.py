@@ -1,9 +1,7 @@
 import json
 import logging
-import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -119,21 +117,6 @@ def test_values_are_checked_before_the_index_is_looked_for(
     assert "care index" not in line
     if len(variables) == 1 and code not in ("invalid_key_hash", "no_api_keys", "invalid_setting"):
         assert next(iter(variables.values())) in line
-
-
-@pytest.mark.e2e
-def test_the_command_ends_with_status_1_and_one_line() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "care", "serve"],
-        env=os.environ | {"CARE_PORT": "http"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (result.returncode, result.stdout) == (1, "")
-    assert error_code(result.stderr) == "invalid_setting"
-    assert result.stderr.count("\n") == 1
 
 
 def test_a_taken_port_is_named(

@@ -3,9 +3,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import CareError
-from evaluation.cmedteb.benchmark import load_systems, run_benchmark
-from evaluation.cmedteb.report import write_report
-from evaluation.cmedteb.results import compare_systems
+from evaluation.cmedteb.evaluate import load_systems, run_benchmark
 from evaluation.cmedteb.tasks import TASKS, find_tasks
 from evaluation.trec import read_run
 from models.pairs import load_pair, write_pair
@@ -13,24 +11,6 @@ from tests.errors import raises
 from tests.evaluation.cmedteb.data import Encoders, write_data
 
 pytestmark = pytest.mark.train
-
-
-def test_systems_are_scored_compared_and_reported(tmp_path: Path) -> None:
-    tasks = find_tasks(str(write_data(tmp_path / "data")), "test")
-    out = tmp_path / "out"
-    cache = tmp_path / "cache"
-    systems = load_systems(["care-mini", "bm25"], cache, load=Encoders().load)
-    assert [system.name for system in systems] == ["care-mini", "bm25"]
-    table = run_benchmark(systems[:1], tasks, out)
-    assert "bm25" not in table
-    table = run_benchmark(systems[1:], tasks, out)
-    assert {line.split(" ")[1] for line in table.splitlines()[2:4]} == {"bm25", "care-mini"}
-    assert (out / "table.md").read_text("utf-8") == table
-
-    assert "| Retrieval |" in compare_systems(out, "care-mini", "bm25")
-    with raises(CareError, code="unknown_system", system="other"):
-        compare_systems(out, "care-mini", "other")
-    assert write_report(out, tasks, failures=1).read_text("utf-8").count("<svg") == len(tasks)
 
 
 def test_bm25_has_two_analyzers(tmp_path: Path) -> None:
@@ -65,13 +45,3 @@ def test_tasks_are_found_by_name(tmp_path: Path) -> None:
         find_tasks(data, "test", None, ["medical-retrieval"])
     with raises(CareError, code="unknown_task", task="translation"):
         find_tasks(data, "test", None, ["translation"])
-
-
-@pytest.mark.parametrize(
-    ("name", "code"), [("care-mini", "duplicate_system"), ("a/b", "bad_system_name")]
-)
-def test_two_systems_cannot_have_the_same_folder(tmp_path: Path, name: str, code: str) -> None:
-    path = tmp_path / "other.toml"
-    write_pair(load_pair("care-mini").model_copy(update={"name": name}), path)
-    with raises(CareError, code=code, system=name):
-        load_systems(["care-mini", str(path)], tmp_path / "cache", load=Encoders().load)

@@ -43,7 +43,7 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_scores_differences_losses_and_sizes(data: Path, tmp_path: Path) -> None:
-    from evaluation.cmedteb.benchmark import load_systems
+    from evaluation.cmedteb.evaluate import load_systems
     from evaluation.cmedteb.splits import compare_on_splits
 
     encoders, out = Encoders(), tmp_path / "out"
@@ -103,7 +103,7 @@ def test_a_pair_with_the_same_document_encoder_encodes_queries_only(
 
 
 def test_missing_splits_and_splits_without_relevant_documents(data: Path, tmp_path: Path) -> None:
-    from evaluation.cmedteb.benchmark import load_systems
+    from evaluation.cmedteb.evaluate import load_systems
     from evaluation.cmedteb.splits import compare_on_splits
 
     out, systems = tmp_path / "out", load_systems(["bm25"], tmp_path / "cache")
