@@ -99,6 +99,14 @@ class Corpus:
     """Examples as rows of two lists of distinct texts, so that each text is tokenized once.
 
     A pair is a query with one of its positives; pair i is value i of `positives`.
+
+    Attributes:
+        queries: One query for each example.
+        documents: The distinct documents of all examples.
+        query_keys: uint64 [queries], their keys.
+        document_keys: uint64 [documents], their keys.
+        positives: For each query, rows of its positives in `documents`, int64.
+        negatives: For each query, rows of its hard negatives in `documents`, int64.
     """
 
     queries: Sequence[str]
@@ -198,7 +206,10 @@ class _TextsWriter(RowsWriter):
 
 
 def _distinct(values: NDArray[Any]) -> tuple[RowArray, RowArray]:
-    """Returns the first row of each distinct value, in order, and the number of each value."""
+    """Returns the row of each distinct value, and for each value the number of its distinct one.
+
+    Distinct values are numbered from 0 in the order of their first rows.
+    """
     _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
     order = np.argsort(first)
     numbers = np.empty_like(order)
