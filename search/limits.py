@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
 
@@ -20,8 +20,8 @@ from stores.order import DECIMALS
 # within the limit, `_WIDEN` times more. The last search then takes three quarters of the time.
 _OVERFETCH = 4
 _WIDEN = 4
-# Rows whose values are read together.
-_READ = 256
+# Rows whose values are read together at first; each further piece has `_WIDEN` times more.
+_READ = 16
 # Steps that scores are compared in (`stores/order.py`).
 _STEP = 10.0**-DECIMALS
 
@@ -68,8 +68,8 @@ class HitLimits:
     def _within_values(self, rows: RowArray, field: str) -> list[int]:
         counts: Counter[str] = Counter()
         kept: list[int] = []
-        pieces = (rows[at : at + _READ].tolist() for at in range(0, len(rows), _READ))
-        for at, stored in enumerate(chain.from_iterable(map(self._documents.read, pieces))):
+        pieces = map(self._documents.read, _pieces(rows))
+        for at, stored in enumerate(chain.from_iterable(pieces)):
             values = filter_values(stored.metadata.get(field))
             if any(counts[value] >= self._per_value for value in values):
                 continue
@@ -79,6 +79,13 @@ class HitLimits:
                 break
         self._full = {value for value, count in counts.items() if count >= self._per_value}
         return kept
+
+
+def _pieces(rows: RowArray) -> Iterator[list[int]]:
+    start, size = 0, _READ
+    while start < len(rows):
+        yield rows[start : start + size].tolist()
+        start, size = start + size, _WIDEN * size
 
 
 def within(groups: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:
