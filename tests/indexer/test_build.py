@@ -42,7 +42,7 @@ def found(folder: Path, text: str, k: int = 1) -> set[str]:
     """Returns the ids of the k nearest documents of a text."""
     _, rows = read_index(folder / "vectors.faiss").search(BigramEncoder().encode([text]).vectors, k)
     reader = DocumentReader(folder / "documents.arrow")
-    return {reader.id(int(row)) for row in rows[0]}
+    return {stored.id for stored in reader.read(rows[0].tolist())}
 
 
 def test_the_published_version_is_active_and_complete(published: Path, indexes: Path) -> None:

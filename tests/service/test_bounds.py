@@ -135,7 +135,8 @@ def test_no_body_occupies_the_event_loop(
 
     async def send(app: FastAPI) -> None:
         with longest_callback(monkeypatch) as longest:
-            exchange = await Exchange(path, body).run(app)
+            # A task, because a callback that has begun is not measured.
+            exchange = await asyncio.create_task(Exchange(path, body).run(app))
         assert exchange.status == status
         assert longest[0] < LONGEST
         if status != 200:
@@ -166,7 +167,7 @@ def test_a_long_answer_is_made_outside_of_the_event_loop(
         if cached:
             await Exchange(path, encoded(body)).run(app)
         with longest_callback(monkeypatch) as longest:
-            exchange = await Exchange(path, encoded(body)).run(app)
+            exchange = await asyncio.create_task(Exchange(path, encoded(body)).run(app))
         assert longest[0] < LONGEST
         return exchange
 
