@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import os
+import resource
 import runpy
 import sys
 import time
@@ -180,7 +181,10 @@ def main() -> None:
     """Runs the service, whose settings are `CARE_*` variables."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("log", type=Path, help="file that lines are appended to")
+    parser.add_argument("--open-files", type=int, help="limit of open files (RLIMIT_NOFILE)")
     options = parser.parse_args()
+    if options.open_files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (options.open_files, options.open_files))
     log = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     # Uvicorn's loop factory reads this name.
     uvloop.new_event_loop = lambda: ProbedLoop(log)

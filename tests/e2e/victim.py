@@ -135,11 +135,14 @@ class Victim:
 
 
 @contextmanager
-def victim(indexes: Path, pair: str = DEFAULT_PAIR, **settings: str) -> Iterator[Victim]:
+def victim(
+    indexes: Path, pair: str = DEFAULT_PAIR, open_files: int | None = None, **settings: str
+) -> Iterator[Victim]:
     """Runs the service with the index of `build_index` and a probed event loop."""
     with TemporaryDirectory(prefix="probe-") as folder:
         log = Path(folder) / "log"
-        launcher = ["-m", "tests.e2e.probe", str(log)]
+        limit = ["--open-files", str(open_files)] if open_files else []
+        launcher = ["-m", "tests.e2e.probe", str(log), *limit]
         defaults = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
         environment = defaults | dict(os.environ)
         given = {"PAIR": pair, "LOG_LEVEL": "error", "CACHE_ENTRIES": "0", **settings}
