@@ -68,25 +68,17 @@ def running_writer(folder: Path, writer: Writer) -> Iterator[str]:
     path = folder / "writer"
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(path))
-    started, loop = threading.Event(), asyncio.new_event_loop()
+    started, stop = threading.Event(), threading.Event()
 
     async def run() -> None:
-        server = await asyncio.start_unix_server(writer.serve, sock=listening)
-        started.set()
-        async with server:
-            await server.serve_forever()
+        async with await asyncio.start_unix_server(writer.serve, sock=listening):
+            started.set()
+            await asyncio.to_thread(stop.wait)
 
-    task = loop.create_task(run())
-
-    def work() -> None:
-        try:
-            loop.run_until_complete(task)
-        except asyncio.CancelledError:
-            loop.close()
-
-    thread = threading.Thread(target=work)
+    # `asyncio.run` also ends what the writer still does.
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
     thread.start()
     assert started.wait(10)
     yield str(path)
-    loop.call_soon_threadsafe(task.cancel)
+    stop.set()
     thread.join()

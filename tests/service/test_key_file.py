@@ -179,7 +179,9 @@ def test_a_wrong_file_keeps_the_keys_and_is_logged_once(
         seen = reads
         wait_until(lambda: reads > seen + 3)
     lines = [
-        json.loads(JsonFormatter().format(r)) for r in caplog.records if r.levelname == "ERROR"
+        json.loads(JsonFormatter().format(r))
+        for r in caplog.records
+        if (r.name, r.levelname) == ("care.service", "ERROR")
     ]
     assert [line["code"] for line in lines] == [code]
     assert fields.items() <= lines[0].items()

@@ -313,7 +313,7 @@ def test_an_unexpected_error_returns_no_details(
     response = client.request(method, path, json=body, headers={"Authorization": "Bearer secret"})
     answer = problem(response, 500, "internal_error")
     assert answer["errors"] == []
-    (record,) = (r for r in caplog.records if r.levelname == "ERROR")
+    (record,) = (r for r in caplog.records if (r.name, r.levelname) == ("care.service", "ERROR"))
     line = JsonFormatter().format(record)
     fields = json.loads(line)
     assert (fields["request_id"], fields["error"]) == (answer["request_id"], "RuntimeError")

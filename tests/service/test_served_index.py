@@ -114,7 +114,8 @@ def forge(path: Path) -> None:
 
 def errors(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     """The fields of all logged errors."""
-    return [r.fields for r in caplog.records if r.levelname == "ERROR"]  # type: ignore[attr-defined]
+    records = (r for r in caplog.records if (r.name, r.levelname) == ("care.service", "ERROR"))
+    return [r.fields for r in records]  # type: ignore[attr-defined]
 
 
 def assert_fallback(client: TestClient, version: str) -> None:
