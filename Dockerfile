@@ -17,9 +17,11 @@ WORKDIR /src
 COPY . .
 RUN python -m venv /opt/care
 
+# EXTRAS: with milvus for an index in Milvus.
 FROM source AS build
+ARG EXTRAS=files,jwt,rerank,tracing
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    /opt/care/bin/pip install --no-cache-dir -c constraints.txt '.[files,jwt,rerank,tracing]'
+    /opt/care/bin/pip install --no-cache-dir -c constraints.txt ".[${EXTRAS}]"
 
 # GPU_PACKAGES: what the service needs beside the builds for GPUs; empty without TensorRT.
 FROM source AS build-gpu

@@ -83,7 +83,10 @@ def load_with_encoder(
     """
     default = Location()
     index = IndexFolder(Path(indexes or default.indexes), name)
-    stores = vector_stores(milvus_uri or default.milvus_uri)
+    milvus = milvus_uri or default.milvus_uri
+    stores = vector_stores(milvus)
+    if milvus and not index.path.exists():  # it may be whole in Milvus
+        stores.get("milvus").active_version(index)
     manifest = with_version(index.active, lambda version: read_manifest(index.version(version)))
     # Before the encoder is loaded, which may download it.
     check_space(manifest, pair.query)

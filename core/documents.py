@@ -1,7 +1,7 @@
 """`documents.arrow`: the documents of an index, memory-mapped; row i has vector i."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -45,9 +45,7 @@ class DocumentWriter:
         self._rows: list[dict[str, Any]] = []
 
     def write(self, document: Document) -> None:
-        row = {name: getattr(document, name) for name in self._schema.names}
-        row["metadata"] = json.dumps(document.metadata, ensure_ascii=False, separators=(",", ":"))
-        self._rows.append(row)
+        self._rows.append(columns_of(document, chunked=self._schema is _CHUNK_SCHEMA))
         if len(self._rows) == _BATCH_ROWS:
             self._flush()
 
@@ -64,6 +62,18 @@ class DocumentWriter:
                 self._flush()
             self._writer.close()
         self._file.close()
+
+
+def columns_of(document: Document, *, chunked: bool) -> dict[str, Any]:
+    """Returns the row of a document or chunk, by the names of the columns."""
+    row = {name: getattr(document, name) for name in column_names(chunked=chunked)}
+    metadata = json.dumps(document.metadata, ensure_ascii=False, separators=(",", ":"))
+    return row | {"metadata": metadata}
+
+
+def column_names(*, chunked: bool) -> list[str]:
+    names: list[str] = (_CHUNK_SCHEMA if chunked else _SCHEMA).names
+    return names
 
 
 class JsonDocument(NamedTuple):
@@ -284,3 +294,10 @@ class StoredDocument(NamedTuple):
 
     def _chunk(self) -> tuple[Any, ...]:
         return tuple(column[self.at].as_py() for column in self.batch.chunks)
+
+
+def stored(rows: Sequence[Mapping[str, Any]], *, chunked: bool) -> list[StoredDocument]:
+    """Returns rows of which `columns_of` has made the columns, as those of a file are read."""
+    schema = _CHUNK_SCHEMA if chunked else _SCHEMA
+    batch = _Rows(pa.RecordBatch.from_pylist(list(rows), schema=schema))
+    return [StoredDocument(batch, at) for at in range(batch.count)]

@@ -294,6 +294,10 @@ class FilterReader:
             self._recent.put(conditions, rows)
         return rows
 
+    def count(self, conditions: Conjunction, check: Check = no_check) -> int:
+        """Returns the number of rows that meet conditions; `check` is as in `rows`."""
+        return len(self.rows(conditions, check))
+
     def requirements(self, conditions: Conjunction, check: Check = no_check) -> list[Requirement]:
         """Returns the labels that documents must or must not have to meet conditions."""
         required = []
@@ -331,6 +335,13 @@ class FilterReader:
     def hashes(self) -> Hashes:
         """Returns the hashes of all values by label, bytes [values]."""
         return self._by_label.hashes(np.arange(len(self._table)))
+
+    def values(self) -> Iterator[tuple[str, str, int]]:
+        """Yields field, value as JSON and number of rows of each value, in the order of labels."""
+        for batch in self._table.to_batches():
+            counts = pc.list_value_length(batch["rows"])
+            columns = (batch["field"], batch["value"], counts)
+            yield from zip(*(column.to_pylist() for column in columns), strict=True)
 
     def labels_of_rows(self) -> tuple[RowArray, RowArray]:
         """Returns the labels of all rows, as in a compressed sparse row matrix.
@@ -469,6 +480,12 @@ class Selection:
             self._rows = self._filters.rows(self._conditions, check)
         assert self._rows is not None
         return self._rows
+
+    def count(self, check: Check = no_check) -> int:
+        """Returns the number of rows; `check` is as in `FilterReader.rows`."""
+        if self._rows is None and self._filters:
+            return self._filters.count(self._conditions, check)
+        return len(self.rows(check))
 
     def labels(self) -> list[Requirement] | None:
         """Returns what is required of the labels of rows; None if only the rows are known."""

@@ -20,6 +20,9 @@ SEGMENT_FILE, DELETED_FILE = "segment.json", "deleted.roaring"
 # The components that this release reads.
 FULL_TEXT, TERMS, TOKENS = "lexical", "terms", "tokens"
 COMPONENTS = (FULL_TEXT, TERMS, TOKENS)
+# A component without files: documents, filter values, full text and token vectors are in the store
+# of the vectors as well, so that services need no files of them.
+WHOLE = "whole"
 # Backend and dtype of versions whose manifest schema has no such fields.
 UNKNOWN = "unknown"
 
@@ -226,6 +229,11 @@ class IndexManifest(FrozenModel):
         """Checksum of all fields except those that `care versions migrate` changes."""
         facts = self.model_dump_json(exclude={"schema_version", "parent", "number"})
         return hashlib.sha256(facts.encode()).hexdigest()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the store of the vectors has the rest of the version too."""
+        return WHOLE in self.components
 
     @property
     def base(self) -> str:

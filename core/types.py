@@ -12,6 +12,8 @@ from core.choices import Mode as Mode
 
 FloatArray = NDArray[np.float32]
 RowArray = NDArray[np.int64]
+# Scores, float32 [m], descending, and rows, int64 [m].
+ScoredRows = tuple[FloatArray, RowArray]
 
 FilterValue = str | int | float | bool
 # A value and the number of its rows.

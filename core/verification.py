@@ -30,6 +30,8 @@ def verify_files(folder: Path, manifest: IndexManifest, known: Collection[Part] 
     before = {part.key for part in known}
     new = [part for part in parts if part.key not in before]
     for part in new:
+        if part.manifest.is_whole:  # what is not in files is in the store
+            continue
         records = part.manifest.all_files
         for name in (*_FILES, *((VECTORS_FILE,) if manifest.store == "faiss" else ())):
             if name not in records:

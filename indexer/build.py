@@ -26,6 +26,7 @@ from core.manifest import (
     SCHEMA_VERSION,
     TERMS,
     TOKENS,
+    WHOLE,
     Chunking,
     Component,
     CorpusRecord,
@@ -123,6 +124,8 @@ class BuildOptions:
     terms: TermList | None = None
     # The token vectors that the document encoder computes; None for none.
     token_vectors: TokenVectorSpec | None = None
+    # Whether the store of the vectors gets all else too, so that services need no files.
+    whole: bool = False
     live: bool = False  # whether the version is deleted by itself, like those of live writes
 
     @property
@@ -184,6 +187,7 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
         and manifest.factory in ({options.factory} if options.factory else defaults)
         and manifest.recall.target == _target(options)
         and manifest.chunking == options.chunking
+        and manifest.is_whole == options.whole
         and same_full_text(manifest, options)
         and token_vector_spec(manifest) == options.token_vectors
         and manifest.recall.source == _recall_source(options, _held_out(options))
@@ -345,22 +349,24 @@ def _write_version(
         tokens = ShardedTokens(encoded.folder, options.shard_size, vector_of)
         rows = map(tokens.row, range(len(tokens)))
         components[TOKENS] = write_token_vectors(folder, rows, options.token_vectors)
-    choice = options.stores.get(options.store).build(
-        NewVectors(
-            index=options.name,
-            version=version,
-            folder=folder,
-            vectors=vectors,
-            filters=filter_reader,
-            factory=factory,
-            queries=np.concatenate(queries),
-            recall=_target(options),
-            threads=options.threads,
-            memory=int(options.memory_gib * 2**30),
-            progress=options.progress,
-        )
+    new = NewVectors(
+        index=options.name,
+        version=version,
+        folder=folder,
+        vectors=vectors,
+        filters=filter_reader,
+        factory=factory,
+        queries=np.concatenate(queries),
+        recall=_target(options),
+        threads=options.threads,
+        memory=int(options.memory_gib * 2**30),
+        progress=options.progress,
     )
+    store = options.stores.get(options.store)
+    choice = store.build(new)
     _check_recall(choice, options)
+    if options.whole:
+        components[WHOLE] = store.write_rest(new, reader, components)
     return IndexManifest(
         schema_version=SCHEMA_VERSION,
         name=options.name,

@@ -157,6 +157,7 @@ def build_catalog(
         reranker = make_reranker(settings, breaker)
     store = open_store(settings)
     index = IndexFolder(settings.indexes, settings.index)
+    store.fetch(settings.indexes)
     version = store.active_version(index)
     try:
         manifest = read_manifest(index.version(version))
@@ -204,7 +205,7 @@ def build_catalog(
         parts = one, its_encoder, its_overflow, metrics, cache, reranker
         engines[its_encoder.spec.embedding_space] = Engine(settings, *parts, **of_workers)
     tell_others = shared.tell_others if shared else None
-    return Catalog(settings, served, engines, openings, store.active_version, tell_others)
+    return Catalog(settings, served, engines, openings, store, tell_others)
 
 
 def build_app(

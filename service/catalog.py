@@ -22,6 +22,7 @@ from service.errors import RequestError, shown, unknown_index
 from service.pipeline.engine import Engine
 from service.pipeline.served_index import GLANCE, Served, ServedIndex
 from service.settings import Settings
+from stores.base import VectorStore
 from stores.faiss.search import limit_threads
 
 _LOG = logging.getLogger("care.service")
@@ -107,6 +108,7 @@ class Catalog:
         default: The default index.
         engines: The engine of each embedding space; that of the default index is the first.
         open_version: How a version is opened for each of these engines, by embedding space.
+        store: Says which version of an index is active.
         tell_others: How the other workers learn that an index is to be loaded again, if there are
             any.
     """
@@ -117,7 +119,7 @@ class Catalog:
         default: Served,
         engines: Mapping[str, Engine],
         open_version: Mapping[str, OpenVersion],
-        active_version: Callable[[IndexFolder], str],
+        store: VectorStore,
         tell_others: TellOthers | None = None,
     ) -> None:
         self._root = settings.indexes
@@ -125,7 +127,8 @@ class Catalog:
         self._every = settings.watch_seconds
         self._engines = engines
         self._open_version = open_version
-        self.active_version = active_version
+        self._store = store
+        self.active_version = store.active_version
         self._tell_others = tell_others
         self._pool = ThreadPoolExecutor(_OPENING, "open", limit_threads)
         self._served: OrderedDict[str, ServedIndex[Snapshot]] = OrderedDict()
@@ -245,8 +248,14 @@ class Catalog:
                 self._close(name)
 
     async def watch(self) -> None:
-        """Looks at each open index about every `CARE_WATCH_SECONDS`, and loads what has changed."""
+        """Looks at each open index about every `CARE_WATCH_SECONDS`, and loads what has changed.
+
+        Indexes that only the store has are found as well.
+        """
+        loop = asyncio.get_running_loop()
         while self._every:
+            with suppress(CareError):  # requests show it too
+                await loop.run_in_executor(self._pool, self._store.fetch, self._root)
             names = list(self._served)
             for name in names:
                 await asyncio.sleep(self._every / len(names))

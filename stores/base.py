@@ -1,24 +1,25 @@
 """Interface of all vector stores: build, open, search, read, activate, drop."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from core.canaries import MIN_INDEX_RECALL, canary_vectors
 from core.choices import StoreName as StoreName
-from core.errors import IndexVersionError
+from core.documents import DocumentReader
+from core.errors import CareError, IndexVersionError
 from core.filters import FilterReader, Selection
-from core.manifest import IndexManifest
+from core.manifest import Component, IndexManifest
 from core.shards import ShardedVectors
 from core.types import Check, FloatArray, RowArray, no_check
+from core.types import ScoredRows as ScoredRows
 from core.versions import IndexFolder
-
-# Cosine similarities, float32 [m], descending, and rows, int64 [m].
-ScoredRows = tuple[FloatArray, RowArray]
+from stores.lexical import LexicalIndex
+from stores.token_vectors import TokenVectors
 
 # With SQ8 codes, the similarity of a canary to itself is about 0.9999.
 _MIN_CANARY_SCORE = 0.99
@@ -150,6 +151,15 @@ def check_vectors(
         raise IndexVersionError(message, code="foreign_vectors", path=source)
 
 
+class StoredRest(NamedTuple):
+    """What else than vectors a store has of a version."""
+
+    documents: DocumentReader
+    filters: FilterReader
+    full_text: LexicalIndex | None
+    tokens: TokenVectors | None
+
+
 class VectorStore(ABC):
     """A store of vectors; one instance per command or service.
 
@@ -172,9 +182,40 @@ class VectorStore(ABC):
             IndexVersionError: If the vectors are missing or do not match the manifest.
         """
 
+    def write_rest(
+        self, new: NewVectors, documents: DocumentReader, components: Mapping[str, Component]
+    ) -> Component:
+        """Writes to the store what else a version has, so that services need none of its files.
+
+        Args:
+            new: Input of `build`, which has written the vectors.
+            components: Those in files: full text, term list, token vectors.
+
+        Returns:
+            The component `WHOLE`.
+
+        Raises:
+            CareError: `not_whole`, if the store keeps vectors alone.
+        """
+        message = "only Milvus can hold a whole index: use --store milvus, or omit --whole"
+        raise CareError(message, code="not_whole")
+
+    def open_rest(self, folder: Path, manifest: IndexManifest) -> StoredRest:
+        """Opens what `write_rest` has written; IndexVersionError if it is not complete."""
+        message = f"{folder} has no documents: they are in the store '{manifest.store}', which "
+        message += "has to be set with CARE_STORE"
+        raise IndexVersionError(message, code="wrong_store", path=folder)
+
     def active_version(self, index: IndexFolder) -> str:
         """Returns the id of the version that services search; by default that in `CURRENT`."""
         return index.active()
+
+    def fetch(self, root: Path) -> None:  # noqa: B027
+        """Makes the folders of the active versions that only the store has, below `root`.
+
+        Raises:
+            CareError: If a request fails, or a folder cannot be written.
+        """
 
     def activate(self, name: str, folder: Path) -> None:  # noqa: B027
         """Makes services of index `name` search the version in `folder`.

@@ -7,7 +7,7 @@ together, as if they had been written as one.
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, chain
@@ -29,8 +29,7 @@ from core.progress import progress_bar
 from core.scratch import MemoryFolder
 from core.terms import TermList
 from core.text import document_text
-from core.types import Check, RowArray, no_check
-from stores.base import ScoredRows
+from core.types import Check, RowArray, ScoredRows, no_check
 from stores.order import with_ties
 from stores.term_list import USED, read_terms
 
@@ -47,13 +46,13 @@ _TEXT, _LABELS, _ROW = "text", "labels", "row"
 _Clause = tuple[tantivy.Occur, tantivy.Query]
 
 # Parameter of BM25 in Tantivy, whose b is 0.75.
-_K1 = 1.2
+K1 = 1.2
 # Weight of the terms that a word of patients means, beside 1 for the words of the query. With 1
 # they lose accuracy on questions that were reworded by rules (docs/evaluate.md).
 _MEANT_WEIGHT = 0.5
 # What a passage that says a short query as a whole scores beside BM25, and the most terms of such a
 # query: three words (docs/evaluate.md).
-_WHOLE = 0.15
+WHOLE = 0.15
 _SHORT = 12
 # Terms whose weights are kept in memory.
 _WEIGHTS = 1 << 16
@@ -245,7 +244,7 @@ class LexicalIndex:
         A score is divided by the highest one that a document could have for the query, that of one
         with all its terms any number of times. So scores of different queries can be compared.
         Without `characters`, a passage with all words of a short query, as they are or as the term
-        list means them, scores `_WHOLE` more.
+        list means them, scores `WHOLE` more.
 
         Args:
             query: Normalised text of the query.
@@ -256,20 +255,52 @@ class LexicalIndex:
                 them a search takes a third of the time.
 
         Returns:
-            Scores from 0 to 1, or to 1 + `_WHOLE`, float32 [m], and rows, int64 [m], best first: at
+            Scores from 0 to 1, or to 1 + `WHOLE`, float32 [m], and rows, int64 [m], best first: at
             most k of the rows that are selected and share a term with the query, and those with
             the score of the last one (`stores/order.py`).
         """
         check()
         own = self._terms(query, characters=characters)
         wanted = self._meant(query) | dict.fromkeys(own, 1.0)
-        highest = (_K1 + 1) * sum(self.weight(term) * boost for term, boost in wanted.items())
+        highest = (K1 + 1) * sum(self.weight(term) * boost for term, boost in wanted.items())
         live = self.count - len(self._deleted)
         if not (highest and live):
             return np.empty(0, np.float32), np.empty(0, np.int64)
+        words = self._words(query) if not characters and len(own) <= _SHORT else []
+        find = self._finder(wanted, words, highest, selection, k, check)
+        return with_ties(find, k, k + _TIED, live)
+
+    def _finder(
+        self,
+        wanted: Mapping[str, float],
+        words: Sequence[Sequence[set[str]]],
+        highest: float,
+        selection: Selection | None,
+        k: int,
+        check: Check,
+    ) -> Callable[[int], ScoredRows]:
+        """Returns what finds a number of best rows: this many, or all there are.
+
+        Args:
+            wanted: The terms that count, with their boost.
+            words: What `_words` returns.
+            highest: The score of a document with all terms, by which scores are divided.
+            k: How many rows are wanted first.
+        """
         scored = [self._having(term, boost) for term, boost in wanted.items()]
-        if not characters and len(own) <= _SHORT and (whole := self._whole(query)):
-            scored.append(tantivy.Query.const_score_query(whole, _WHOLE * highest))
+        if words:
+            every = [
+                _joined(
+                    tantivy.Occur.Should,
+                    [
+                        _joined(tantivy.Occur.Must, [self._having(term, 1.0) for term in way])
+                        for way in ways
+                    ],
+                )
+                for ways in words
+            ]
+            whole = _joined(tantivy.Occur.Must, every)
+            scored.append(tantivy.Query.const_score_query(whole, WHOLE * highest))
         any_term = _joined(tantivy.Occur.Should, scored)
         search, within = any_term, None
         if selection:
@@ -281,7 +312,7 @@ class LexicalIndex:
             scores, rows = self._best(search, wanted, within, check)
             return scores / np.float32(highest), rows
 
-        return with_ties(find, k, k + _TIED, live)
+        return find
 
     def _best(
         self, query: tantivy.Query, wanted: int, within: RowArray | None, check: Check
@@ -310,22 +341,22 @@ class LexicalIndex:
             check()
             limit *= 2
 
-    def _whole(self, query: str) -> tantivy.Query | None:
-        """Returns what finds the passages with all words of a query; None if there are none.
+    def _words(self, query: str) -> list[list[set[str]]]:
+        """Returns for each word of a query the sets of terms of which a passage with it has one.
 
-        A word of the term list is there if all terms of it, or of one that it means, are.
+        A word of the term list is there if all terms of it, or of one that it means, are. The list
+        is empty if no passage has all words.
         """
         parts = self.term_list.split(query) if self.term_list else [(query,)]
-        required: list[tantivy.Query] = []
+        words = []
         for part in parts:
             ways = [set(self._terms(text, characters=False)) for text in part]
             known = [way for way in ways if way and all(map(self.weight, way))]
-            if not known and any(ways):
-                return None
-            having = ([self._having(term, 1.0) for term in way] for way in known)
-            every = [_joined(tantivy.Occur.Must, way) for way in having]
-            required += [_joined(tantivy.Occur.Should, every)] if every else []
-        return _joined(tantivy.Occur.Must, required)
+            if known:
+                words.append(known)
+            elif any(ways):
+                return []
+        return words
 
     def _having(self, term: str, boost: float) -> tantivy.Query:
         query = tantivy.Query.term_query(self._schema, _TEXT, term, "freq")

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from core.types import FloatArray
-from stores.base import ScoredRows
+from core.types import FloatArray, ScoredRows
 
 # Decimals of a score.
 DECIMALS = 6

@@ -95,7 +95,7 @@ class VectorStores:
         try:
             from stores.milvus.store import MilvusStore
         except ModuleNotFoundError as error:
-            message = "pymilvus is not installed: pip install 'care-retrieval[distributed]'"
+            message = "pymilvus is not installed: pip install 'care-retrieval[milvus]'"
             raise ProviderError(message, code="not_installed", package="pymilvus") from error
         return MilvusStore(self._address.uri, self._address.token, self._address.timeout)
 

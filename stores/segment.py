@@ -10,7 +10,7 @@ from core import documents, filters
 from core.documents import DocumentReader
 from core.errors import IndexVersionError
 from core.filters import FilterReader
-from core.manifest import DELETED_FILE, FULL_TEXT, IndexManifest
+from core.manifest import DELETED_FILE, FULL_TEXT, TOKENS, IndexManifest
 from core.packs import unpack
 from core.scratch import MemoryFolder
 from core.types import CountedValue
@@ -161,6 +161,9 @@ def open_segment(part: Part, store: VectorStore, *, full_text: bool = True) -> S
         unpacked = MemoryFolder()
         folder = unpacked.path
         unpack(part.path, part.pack(), manifest.all_files, folder)
+    if manifest.is_whole and documents.FILE_NAME not in manifest.files:
+        rest = store.open_rest(folder, manifest)
+        return Segment(rest[0], rest[1], store.open(folder, manifest), *rest[2:], part, folder)
     reader = DocumentReader(folder / documents.FILE_NAME)
     if len(reader) != manifest.count:
         found = f"contains {len(reader)} documents; the manifest counts {manifest.count}"
@@ -171,7 +174,7 @@ def open_segment(part: Part, store: VectorStore, *, full_text: bool = True) -> S
     values = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields, manifest.count)
     values.frequent_values()  # counted here, in a thread that may take its time
     text = open_full_text(folder, manifest) if full_text else None
-    tokens = open_token_vectors(folder, manifest)
+    tokens = open_token_vectors(folder, manifest.components.get(TOKENS), manifest.count)
     # Last, because a GPU may have to give up the vectors of the version that is served.
     vectors = store.open(folder, manifest)
     return Segment(reader, values, vectors, text, tokens, part, folder, unpacked)

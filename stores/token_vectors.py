@@ -6,6 +6,7 @@ row i here. They are independent of the store of the vectors.
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,13 +48,14 @@ def token_vector_spec(manifest: IndexManifest) -> TokenVectorSpec | None:
     return TokenVectorSpec(**component.settings) if component else None
 
 
-def open_token_vectors(folder: Path, manifest: IndexManifest) -> "TokenVectors | None":
-    """Opens the token vectors of a version, or returns None if it has none.
+def open_token_vectors(
+    folder: Path, component: Component | None, count: int
+) -> "TokenVectors | None":
+    """Opens the token vectors of a version of `count` rows; None if it has no such component.
 
     Raises:
         IndexVersionError: If the files cannot be read, or do not have a row for each document.
     """
-    component = manifest.components.get(TOKENS)
     if component is None:
         return None
     source = folder / TOKENS
@@ -66,16 +68,24 @@ def open_token_vectors(folder: Path, manifest: IndexManifest) -> "TokenVectors |
     except (OSError, ValueError) as error:
         reason = "have no readable files: build the index again"
         raise IndexVersionError.at(source, reason, "unreadable_token_vectors") from error
-    if len(rows) != manifest.count or rows.offsets[-1] != len(rows.values):
-        reason = f"have {len(rows)} rows instead of {manifest.count}: build the index again"
+    if len(rows) != count or rows.offsets[-1] != len(rows.values):
+        reason = f"have {len(rows)} rows instead of {count}: build the index again"
         raise IndexVersionError.at(source, reason, "unreadable_token_vectors")
     return TokenVectors(rows, spec)
+
+
+class TokenRows(Protocol):
+    """Where token vectors are read: the methods of `core.rows.Rows` for that."""
+
+    def __getitem__(self, row: int) -> NDArray[np.uint8]: ...
+
+    def take(self, rows: RowArray) -> tuple[NDArray[np.uint8], RowArray]: ...
 
 
 class TokenVectors:
     """The token vectors of one version, with what the manifest says of them; thread-safe."""
 
-    def __init__(self, rows: Rows, spec: TokenVectorSpec) -> None:
+    def __init__(self, rows: TokenRows, spec: TokenVectorSpec) -> None:
         self._rows = rows
         self._width = bytes_per_token(spec.dimension, spec.codec)
         self.spec = spec

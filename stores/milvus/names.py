@@ -18,6 +18,9 @@ from core.filter_rows import Requirement
 from stores.recall import has_copies
 
 COLLECTION = "vectors.milvus"
+# The collection that has the manifests of whole versions. No index can have this name: one named
+# `versions` has the alias `care_versions`.
+VERSIONS = "care__versions"
 
 ROW, VECTOR, LABELS = "row", "vector", "labels"
 # The inner product of unit vectors is their cosine similarity.
@@ -50,6 +53,18 @@ def alias_name(index: str) -> str:
 def collection_name(index: str, version: str) -> str:
     """Returns the name of the collection of a version."""
     return f"{_PREFIX}{_escape(index)}{_BETWEEN}{_escape(version)}"
+
+
+def table_names(collection: str) -> tuple[str, str, str]:
+    """Returns the names of the other collections of a version: of its rows, terms and values."""
+    rows, terms, values = (f"{collection}{_BETWEEN}{kind}" for kind in ("rows", "terms", "values"))
+    return rows, terms, values
+
+
+def index_of(collection: str) -> str | None:
+    """Returns the index of a version's collection; None if it is another collection."""
+    match = _COLLECTION.fullmatch(collection)
+    return _unescape(match["name"]) if match else None
 
 
 def version_of(collection: str) -> str:

@@ -3,32 +3,62 @@
 import json
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pymilvus import DataType, MilvusClient, MilvusException
 
 from core.breaker import UnavailableError
+from core.documents import FILE_NAME, DocumentReader
 from core.errors import CareError, IndexVersionError
 from core.files import write_text
 from core.loopback import is_local
-from core.manifest import IndexManifest
+from core.manifest import FULL_TEXT, TOKENS, WHOLE, Component, IndexManifest
 from core.progress import progress_bar
 from core.types import FloatArray, RowArray
-from core.versions import IndexFolder
-from stores.base import NewVectors, SearchChoice, StoreError, VectorStore, check_vectors
+from core.versions import IndexFolder, read_manifest
+from stores.base import (
+    NewVectors,
+    SearchChoice,
+    StoredRest,
+    StoreError,
+    VectorStore,
+    check_vectors,
+)
 from stores.milvus import names
-from stores.milvus.names import COLLECTION, LABELS, MAX_LABELS, METRIC, ROW, VECTOR
-from stores.milvus.vectors import MILVUS_ERRORS, Guard, MilvusVectors, error_name, search_many
+from stores.milvus.collection import MILVUS_ERRORS, STRONG, Collection, Guard, error_name
+from stores.milvus.names import COLLECTION, LABELS, MAX_LABELS, METRIC, ROW, VECTOR, VERSIONS
+from stores.milvus.segment import (
+    MilvusDocuments,
+    MilvusFilters,
+    MilvusFullText,
+    MilvusTokenRows,
+    check_count,
+)
+from stores.milvus.tables import write_tables
+from stores.milvus.vectors import MilvusVectors, search_many
+from stores.milvus.versions import (
+    NAME,
+    PART,
+    PART_FIELDS,
+    create_versions,
+    version_parts,
+    write_fetched,
+)
 from stores.recall import Parameters, choose_parameters
+from stores.term_list import USED, read_terms
+from stores.token_vectors import TokenVectors, open_token_vectors, token_vector_spec
 
 # Time-out of inserting a batch, flushing, and loading a collection; indexing has no time-out [s].
 _LONG_TIMEOUT = 600.0
 # Milvus rejects messages of more than 64 MB.
 _INSERT_BYTES = 16 << 20
 _INSERT_ROWS = 4096
+# Of the tables of a whole version.
+_FORMAT = 1
 # Calls wait for a connection up to their time-out. By default the client retries with waits that
 # exceed the time-out, and gRPC waits up to minutes before it reconnects.
 _GRPC_OPTIONS = {
@@ -66,14 +96,21 @@ class MilvusStore(VectorStore):
         self._guard = Guard()
 
     def active_version(self, index: IndexFolder) -> str:
-        """Returns the version to whose collection the alias points."""
+        """Returns the version to whose collection the alias points.
+
+        If it is whole and the index has no folder of it, the folder is made: manifest and term
+        list, a few kilobytes.
+        """
         alias = names.alias_name(index.name)
         with _milvus_request("describe the alias"):
             if not self._client.has_collection(alias, timeout=self._timeout):
                 message = f"Milvus has no alias '{alias}': build the index with --store milvus"
                 raise IndexVersionError(message, code="no_active_version", alias=alias)
             found = self._client.describe_alias(alias, timeout=self._timeout)
-        return names.version_of(found["collection_name"])
+        version = names.version_of(found["collection_name"])
+        if not index.version(version).exists():
+            self._fetch(index, version)
+        return version
 
     def build(self, new: NewVectors) -> SearchChoice:
         """Creates the collection of a new version, inserts its vectors, indexes and loads it.
@@ -123,31 +160,95 @@ class MilvusStore(VectorStore):
         hint = "a factory with more links"
         return choose_parameters(search, by_cost, new.vectors, new.queries, new.recall, hint)
 
+    def fetch(self, root: Path) -> None:
+        for collection in {entity[NAME] for entity in self._versions("", [NAME])}:
+            if index := names.index_of(collection):
+                with suppress(IndexVersionError):  # none of its versions is active
+                    self.active_version(IndexFolder(root, index))
+
+    def write_rest(
+        self, new: NewVectors, documents: DocumentReader, components: Mapping[str, Component]
+    ) -> Component:
+        collection = names.collection_name(new.index, new.version)
+        tokens = open_token_vectors(new.folder, components.get(TOKENS), len(documents))
+        with _milvus_request("write the documents"):
+            terms = write_tables(
+                self._client,
+                collection,
+                documents,
+                new.filters,
+                full_text=FULL_TEXT in components,
+                tokens=tokens,
+                progress=new.progress,
+            )
+        size = (new.folder / FILE_NAME).stat().st_size
+        settings = {"terms": terms, "document_bytes": size // len(documents)}
+        return Component(format=_FORMAT, settings=settings)
+
     def open(self, folder: Path, manifest: IndexManifest) -> MilvusVectors:
         """Loads the collection of a version, if necessary."""
         collection = names.read_collection(folder)
         if collection is None:
             message = f"the vectors of {folder} are not in Milvus: unset CARE_STORE"
             raise IndexVersionError(message, code="wrong_store", path=folder)
+        opened = self._open(collection)
         with _milvus_request("open a collection"):
-            if not self._client.has_collection(collection, timeout=self._timeout):
-                raise IndexVersionError(
-                    f"the vectors of {folder} are missing: Milvus has no collection "
-                    f"'{collection}'; build the index again",
-                    code="vectors_missing",
-                    collection=collection,
-                )
-            self._client.load_collection(collection, timeout=_LONG_TIMEOUT)
-            vectors = MilvusVectors(self._client, collection, manifest, self._timeout, self._guard)
+            fields = self._client.describe_collection(collection, timeout=self._timeout)["fields"]
+        dimension = next(int(f["params"]["dim"]) for f in fields if f["name"] == VECTOR)
         try:
+            vectors = MilvusVectors(opened, manifest, dimension)
             check_vectors(vectors, manifest, f"'{collection}' in Milvus")
         except UnavailableError as error:
             raise StoreError("the search in Milvus failed or timed out") from error
         return vectors
 
+    def open_rest(self, folder: Path, manifest: IndexManifest) -> StoredRest:
+        whole = manifest.components[WHOLE]
+        if whole.format != _FORMAT:
+            reason = f"has format {whole.format} in Milvus instead of {_FORMAT}"
+            raise IndexVersionError.at(
+                folder, f"{reason}: build the index again", "unreadable_version"
+            )
+        tables = names.table_names(names.read_collection(folder) or "")
+        rows, terms, values = map(self._open, tables)
+        fields, count = manifest.filter_fields, manifest.count
+        text = tokens = None
+        try:
+            check_count(rows, count, manifest)
+            check_count(terms, whole.settings["terms"], manifest)
+            check_count(values, sum(fields.values()), manifest)
+            filters = MilvusFilters(rows, values, fields, count)
+            filters.frequent_values()
+        except UnavailableError as error:
+            raise StoreError("a request to Milvus failed or timed out") from error
+        if FULL_TEXT in manifest.components:
+            text = MilvusFullText(rows, terms, count, read_terms(folder, manifest, USED))
+        if spec := token_vector_spec(manifest):
+            tokens = TokenVectors(MilvusTokenRows(rows), spec)
+        chunked = manifest.chunking is not None
+        return StoredRest(MilvusDocuments(rows, count, chunked=chunked), filters, text, tokens)
+
+    def _open(self, collection: str) -> Collection:
+        with _milvus_request("open a collection"):
+            if not self._client.has_collection(collection, timeout=self._timeout):
+                raise IndexVersionError(
+                    f"Milvus has no collection '{collection}', which the version needs: build the "
+                    "index again",
+                    code="vectors_missing",
+                    collection=collection,
+                )
+            self._client.load_collection(collection, timeout=_LONG_TIMEOUT)
+        return Collection(self._client, collection, self._timeout, self._guard)
+
     def activate(self, name: str, folder: Path) -> None:
-        """Points the alias of an index to the collection of a version, atomically."""
+        """Points the alias of an index to the collection of a version, atomically.
+
+        Before it, the manifest of a whole version is written to Milvus, for services without files.
+        """
         collection, alias = names.read_collection(folder), names.alias_name(name)
+        manifest = read_manifest(folder)
+        if manifest.is_whole:
+            self._put(folder, manifest)
         with _milvus_request("switch the alias"):
             if self._client.has_collection(alias, timeout=self._timeout):
                 self._client.alter_alias(collection, alias, timeout=self._timeout)
@@ -166,8 +267,42 @@ class MilvusStore(VectorStore):
         """Drops the collection of a version, if it exists."""
         collection = names.read_collection(folder)
         with _milvus_request("drop a collection"):
-            if self._client.has_collection(collection, timeout=self._timeout):
-                self._client.drop_collection(collection, timeout=self._timeout)
+            for one in (*names.table_names(collection or ""), collection):
+                if self._client.has_collection(one, timeout=self._timeout):
+                    self._client.drop_collection(one, timeout=self._timeout)
+            if self._client.has_collection(VERSIONS, timeout=self._timeout):
+                own = f'{NAME} == "{collection}"'
+                self._client.delete(VERSIONS, filter=own, timeout=self._timeout)
+
+    def _put(self, folder: Path, manifest: IndexManifest) -> None:
+        """Writes manifest and small files of a whole version to the collection of versions."""
+        collection = names.read_collection(folder) or ""
+        parts = version_parts(collection, folder, manifest)
+        with _milvus_request("write the manifest"):
+            if not self._client.has_collection(VERSIONS, timeout=self._timeout):
+                create_versions(self._client)
+            self._client.upsert(VERSIONS, parts, timeout=self._timeout)
+
+    def _fetch(self, index: IndexFolder, version: str) -> None:
+        """Makes the folder of a whole version; none if Milvus has no manifest of it."""
+        name = names.collection_name(index.name, version)
+        if found := self._versions(f' and {NAME} == "{name}"', PART_FIELDS):
+            write_fetched(index, version, found)
+
+    def _versions(self, also: str, fields: Sequence[str]) -> list[dict[str, Any]]:
+        """Returns fields of the rows of the collection of versions."""
+        with _milvus_request("read the manifest"):
+            if not self._client.has_collection(VERSIONS, timeout=self._timeout):
+                return []
+            self._client.load_collection(VERSIONS, timeout=_LONG_TIMEOUT)
+            found: list[dict[str, Any]] = self._client.query(
+                VERSIONS,
+                filter=f"{PART} >= 0{also}",
+                output_fields=list(fields),
+                consistency_level=STRONG,
+                timeout=self._timeout,
+            )
+        return found
 
     def _index(self, collection: str, factory: str) -> None:
         kind, parameters = names.index_parameters(factory)

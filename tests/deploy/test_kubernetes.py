@@ -8,6 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
@@ -39,6 +40,12 @@ KUSTOMIZATIONS = {
         render,
         "overlays/example",
         components=["../../components/index-from-bucket"],
+        without=["../../components/wait-for-index"],
+    ),
+    "in_milvus": partial(
+        render,
+        "overlays/care-mini",
+        components=["../../components/index-in-milvus"],
         without=["../../components/wait-for-index"],
     ),
     "behind_ingress": partial(render, "overlays/example", components=["../../components/ingress"]),
@@ -110,7 +117,8 @@ def test_pods_have_no_more_privileges_than_they_need(name: str, kustomize: Kusto
 
 
 @pytest.mark.parametrize(
-    "name", ["example", "fetching", "care_mini", "care_8b", "upload", "upload_pairs"]
+    "name",
+    ["example", "fetching", "in_milvus", "care_mini", "care_8b", "upload", "upload_pairs"],
 )
 def test_the_objects_that_pods_refer_to_exist(name: str, kustomize: Kustomize) -> None:
     objects = kustomize(name)
@@ -306,6 +314,30 @@ def test_on_gpus_the_pair_in_the_volume_is_indexed_and_served(kustomize: Kustomi
         assert claim == {"claimName": "care-pairs", "readOnly": True}
     cache = Path(re.findall(r"CARE_TENSORRT_CACHE=(\S+)", (ROOT / "Dockerfile").read_text())[0])
     assert not mounts[str(cache.parent)].get("readOnly", False)
+
+
+def test_the_index_that_the_indexer_writes_to_milvus_is_served(kustomize: Kustomize) -> None:
+    in_milvus = kustomize("in_milvus")
+    options = indexing(in_milvus)
+    assert (options.store, options.whole) == ("milvus", True)
+    variables = in_milvus["ConfigMap", "care-milvus"]["data"]
+    settings = in_milvus["ConfigMap", "care-settings"]["data"] | variables
+    values = {name.removeprefix("CARE_").lower(): value for name, value in settings.items()}
+    served = Settings.model_validate(values | {"cache_secret": "given by the operator"})
+    assert (served.store, served.index) == ("milvus", options.index)
+    assert served.milvus_uri
+    port = urlsplit(served.milvus_uri.get_secret_value()).port
+    (service,) = pod(in_milvus["Deployment", "care"])["containers"]
+    (indexer,) = pod(in_milvus["Job", "care-indexer"])["containers"]
+    for container in (service, indexer):
+        sources = [s["configMapRef"]["name"] for s in container["envFrom"] if "configMapRef" in s]
+        assert any(name.startswith("care-milvus-") for name in sources)
+    rules = in_milvus["NetworkPolicy", "care"]["spec"]["egress"]
+    assert port in {open_["port"] for rule in rules for open_ in rule["ports"]}
+    volumes = {v["name"]: v for v in pod(in_milvus["Deployment", "care"])["volumes"]}
+    assert "emptyDir" in volumes["indexes"]
+    mounts = {m["name"]: m for m in service["volumeMounts"]}
+    assert not mounts["indexes"].get("readOnly")
 
 
 def test_pairs_are_uploaded_to_the_volume_that_pods_mount(kustomize: Kustomize) -> None:

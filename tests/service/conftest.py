@@ -123,8 +123,8 @@ def client(serve: Serve) -> TestClient:
     return serve()
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+def wait_until(holds: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.005)

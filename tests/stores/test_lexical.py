@@ -78,12 +78,12 @@ def test_scores_are_those_of_bm25(build_version: Builder, tmp_path: Path, charac
     scores, rows = index.search("胃痛反酸", 10, characters=characters)
     expected = bm25(documents, "胃痛反酸", characters=characters)
     if not characters:
-        expected[1] += lexical._WHOLE  # it has all words of the query
+        expected[1] += lexical.WHOLE  # it has all words of the query
     assert {row: round(expected[row], 5) for row in range(6) if expected[row]} == {
         row: round(score, 5) for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
     }
     assert scores.tolist() == sorted(scores.tolist(), reverse=True)
-    assert 0 < scores[0] <= 1 + lexical._WHOLE
+    assert 0 < scores[0] <= 1 + lexical.WHOLE
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_passages_with_all_words_of_a_short_query_are_first(
     query: str,
     whole: set[int],
 ) -> None:
-    monkeypatch.setattr(lexical, "_WHOLE", 2.0)
+    monkeypatch.setattr(lexical, "WHOLE", 2.0)
     texts = [
         "心梗",
         f"急性心肌梗死，{'尽快送医院。' * 30}饮食清淡。",

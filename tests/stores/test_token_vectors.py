@@ -29,7 +29,7 @@ def write(folder: Path, codec: Codec = "2bit", count: int = len(LENGTHS)) -> Ind
 
 
 def opened(folder: Path, manifest: IndexManifest) -> TokenVectors:
-    found = open_token_vectors(folder, manifest)
+    found = open_token_vectors(folder, manifest.components[TOKENS], manifest.count)
     assert found
     return found
 
@@ -48,8 +48,7 @@ def test_scores_are_those_of_the_stored_vectors(tmp_path: Path, codec: Codec) ->
 
 
 def test_a_version_without_token_vectors_has_none(tmp_path: Path) -> None:
-    manifest = cast(IndexManifest, SimpleNamespace(components={}, count=4))
-    assert open_token_vectors(tmp_path, manifest) is None
+    assert open_token_vectors(tmp_path, None, 4) is None
 
 
 def test_the_files_are_in_the_manifest(tmp_path: Path) -> None:
@@ -62,7 +61,7 @@ def test_the_files_are_in_the_manifest(tmp_path: Path) -> None:
 def test_rows_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
     manifest = write(tmp_path, count=5)
     with raises(IndexVersionError, "unreadable_token_vectors"):
-        open_token_vectors(tmp_path, manifest)
+        opened(tmp_path, manifest)
 
 
 @pytest.mark.parametrize("name", ["vectors.values", "vectors.offsets"])
@@ -71,14 +70,14 @@ def test_files_that_are_cut_or_missing_are_an_error(tmp_path: Path, name: str) -
     path = tmp_path / TOKENS / name
     path.write_bytes(path.read_bytes()[:-8])
     with raises(IndexVersionError, "unreadable_token_vectors"):
-        open_token_vectors(tmp_path, manifest)
+        opened(tmp_path, manifest)
     path.unlink()
     with raises(IndexVersionError, "unreadable_token_vectors"):
-        open_token_vectors(tmp_path, manifest)
+        opened(tmp_path, manifest)
 
 
 def test_another_format_is_an_error(tmp_path: Path) -> None:
     manifest = write(tmp_path)
     manifest.components[TOKENS] = manifest.components[TOKENS].model_copy(update={"format": 2})
     with raises(IndexVersionError, "unreadable_token_vectors"):
-        open_token_vectors(tmp_path, manifest)
+        opened(tmp_path, manifest)

@@ -40,4 +40,5 @@ def milvus_settings(indexes: Path, uri: str) -> Settings:
         cache_entries=0,
         threads=1,
         watch_seconds=0,
+        channel_timeout_ms=5000,
     )

@@ -1,0 +1,473 @@
+"""Documents, filter values, full text and token vectors of a whole version, read from Milvus.
+
+The classes have the interface of those that read files. `stores/milvus/tables.py` says what is in
+the collections. Rows never change, so what is read of them can be kept.
+"""
+
+import json
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import accumulate
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from core.analysis import terms
+from core.conditions import COMPARISONS
+from core.documents import (
+    DocumentReader,
+    ListedDocument,
+    StoredDocument,
+    column_names,
+    stored,
+)
+from core.errors import IndexVersionError
+from core.filter_rows import Requirement
+from core.filters import FilterReader, RecentRows, Selection
+from core.manifest import TOKENS, IndexManifest
+from core.terms import TermList
+from core.types import (
+    Check,
+    Conjunction,
+    CountedValue,
+    Document,
+    FilterValue,
+    RowArray,
+    no_check,
+)
+from stores.base import ScoredRows
+from stores.lexical import WHOLE, LexicalIndex, idf
+from stores.milvus.collection import STRONG, Collection, Entity
+from stores.milvus.names import (
+    LABELS,
+    MAX_HITS,
+    MAX_LABELS,
+    METRIC,
+    ROW,
+    labels_expression,
+    rows_expression,
+)
+from stores.milvus.tables import (
+    COUNT,
+    ID_KEY,
+    IS_NUMBER,
+    KEY,
+    LABEL,
+    NUMBER,
+    NUMBERS,
+    PARENT_KEY,
+    RANK,
+    TERM,
+    TERM_KEY,
+    TERMS,
+    VALUE,
+    hash_of,
+    nearest_float,
+    value_key,
+)
+
+# Rows of a request that reads texts, and of one that reads numbers.
+_READ, _SCAN = 1024, MAX_HITS
+# Values of a field that are counted; entries that are kept of conditions and of terms.
+_COUNTED, _KEPT, _KEPT_TERMS = 10_000, 1024, 1 << 16
+
+
+def check_count(table: Collection, expected: int, manifest: IndexManifest) -> None:
+    """Raises IndexVersionError if a collection has another number of rows."""
+    if (found := table.count(consistency=STRONG)) != expected:
+        message = f"Milvus: collection '{table.name}' has {found:,} rows instead of {expected:,}, "
+        message += f"so version {manifest.version} is not whole: build the index again"
+        raise IndexVersionError(message, code="wrong_document_count", collection=table.name)
+
+
+def _windows(start: int, end: int, size: int, of: str = ROW) -> Iterator[str]:
+    """Yields conditions that have the numbers from `start` to before `end`, `size` at a time."""
+    for first in range(start, end, size):
+        yield f"{of} >= {first} and {of} < {min(end, first + size)}"
+
+
+def _both(*conditions: str) -> str:
+    return " and ".join(filter(None, conditions))
+
+
+def _parts(values: Sequence[int], size: int) -> Iterator[list[int]]:
+    for start in range(0, len(values), size):
+        yield list(values[start : start + size])
+
+
+class MilvusDocuments(DocumentReader):
+    """The documents of a version."""
+
+    def __init__(self, rows: Collection, count: int, *, chunked: bool) -> None:
+        self._rows = rows
+        self._count = count
+        self.chunked = chunked
+        self._columns = column_names(chunked=chunked)
+
+    def read(self, rows: Sequence[int]) -> list[StoredDocument]:
+        found: dict[int, Entity] = {}
+        for part in _parts(list(dict.fromkeys(rows)), _READ):
+            read = self._rows.query(rows_expression(part), [ROW, *self._columns])
+            found |= {entity[ROW]: entity for entity in read}
+        if missing := [row for row in rows if row not in found]:
+            if not 0 <= missing[0] < self._count:
+                raise IndexError(f"row {missing[0]} is out of range: there are {self._count} rows")
+            message = f"Milvus: collection '{self._rows.name}' has no row {missing[0]}"
+            raise IndexVersionError(message, code="row_missing", row=missing[0])
+        return stored([found[row] for row in rows], chunked=self.chunked)
+
+    def __iter__(self) -> Iterator[Document]:
+        for start in range(0, self._count, _READ):
+            for one in self.read(range(start, min(self._count, start + _READ))):
+                yield one.document()
+
+    def find(self, id_: str, within: RowArray | None = None) -> range:
+        found = self.find_rows([id_])
+        spans = {id_: range(row, row + 1) for id_, row in found.items()}
+        if not spans and self.chunked:
+            spans = self.find_documents([id_])
+        span = spans.get(id_, range(0))
+        # The same work for a row that may not be found as for none.
+        if within is not None and len(span) and not np.isin(span.start, within):
+            return range(0)
+        return span
+
+    def find_documents(self, ids: Sequence[str]) -> dict[str, range]:
+        if not self.chunked:
+            return {id_: range(row, row + 1) for id_, row in self.find_rows(ids).items()}
+        first = self._with("parent", PARENT_KEY, ids, "chunk == 0")
+        return {e["parent"]: range(e[ROW], e[ROW] + e["chunks"]) for e in first}
+
+    def find_rows(self, ids: Sequence[str]) -> dict[str, int]:
+        return {entity["id"]: entity[ROW] for entity in self._with("id", ID_KEY, ids)}
+
+    def listed(self, start: int, limit: int) -> list[ListedDocument]:
+        rows: list[int] = []
+        if not self.chunked:
+            rows = list(range(start, min(self._count, start + limit)))
+        windows = _windows(start, self._count, max(limit, _READ)) if self.chunked else iter(())
+        while len(rows) < limit and (window := next(windows, None)):
+            found = self._rows.query(_both(window, "chunk == 0"), [ROW])
+            rows += sorted(entity[ROW] for entity in found)
+        return [one.listed() for one in self.read(rows[:limit])]
+
+    def first_chunks(self, rows: RowArray) -> RowArray:
+        if not self.chunked:
+            return rows
+        chunk = np.zeros(len(rows), np.int64)
+        for start in range(0, len(rows), _READ):
+            own = rows[start : start + _READ].tolist()
+            found = self._rows.query(rows_expression(own), [ROW, "chunk"])
+            by_row = {entity[ROW]: entity["chunk"] for entity in found}
+            chunk[start : start + len(own)] = [by_row[row] for row in own]
+        return rows - chunk
+
+    def _with(self, name: str, key: str, ids: Sequence[str], also: str = "") -> list[Entity]:
+        """Returns the rows that have one of some ids in a column, whose hashes another has."""
+        wanted = set(ids)
+        found: list[Entity] = []
+        for part in _parts([hash_of(id_) for id_ in wanted], _READ):
+            fields = [ROW, name, *(["chunks"] if also else ())]
+            found += self._rows.query(_both(f"{key} in {part}", also), fields)
+        return [entity for entity in found if entity[name] in wanted]
+
+
+class MilvusFilters(FilterReader):
+    """The filter values of a version.
+
+    Args:
+        fields: Number of values of each field: their labels follow each other, by name.
+    """
+
+    def __init__(
+        self, rows: Collection, values: Collection, fields: Mapping[str, int], count: int
+    ) -> None:
+        self._rows_table, self._values = rows, values
+        self._count = count
+        self._recent = RecentRows()
+        self._set_fields(fields)
+        names = sorted(fields)
+        ends = accumulate(fields[name] for name in names)
+        self._spans = {
+            name: range(end - fields[name], end) for name, end in zip(names, ends, strict=True)
+        }
+        # By conditions as JSON, as 1 and True are equal keys.
+        self._required: dict[str, list[Requirement]] = {}
+        self._counts: dict[str, int] = {}
+
+    def has_numbers(self, field: str) -> bool:
+        return bool(self._values.query(_both(self._span(field), IS_NUMBER), [LABEL], limit=1))
+
+    def rows(self, conditions: Conjunction, check: Check = no_check) -> RowArray:
+        rows = self._recent.get(conditions)
+        if rows is None:
+            required = self.requirements(conditions, check)
+            rows = np.arange(self._count)
+            if any(not one.excluded and not len(one.labels) for one in required):
+                rows = rows[:0]
+            # Each requirement of more labels than a condition takes is several conditions.
+            fitting = [one for one in required if len(one.labels) <= MAX_LABELS]
+            if fitting and len(rows):
+                rows = self._scan(labels_expression(fitting)[0], check)
+            for one in required:
+                if len(one.labels) > MAX_LABELS and len(rows):
+                    parts = [
+                        self._scan(labels_expression([Requirement(part)])[0], check)
+                        for part in np.array_split(one.labels, -(-len(one.labels) // MAX_LABELS))
+                    ]
+                    rows = rows[np.isin(rows, np.concatenate(parts), invert=one.excluded)]
+            self._recent.put(conditions, rows)
+        return rows
+
+    def count(self, conditions: Conjunction, check: Check = no_check) -> int:
+        key = json.dumps(conditions.as_json())
+        if key not in self._counts:
+            required = self.requirements(conditions, check)
+            expression, complete = labels_expression(required)
+            if any(not one.excluded and not len(one.labels) for one in required):
+                count = 0
+            elif complete:
+                check()
+                count = self._rows_table.count(expression)
+            else:
+                count = len(self.rows(conditions, check))
+            if len(self._counts) >= _KEPT:
+                self._counts.clear()
+            self._counts[key] = count
+        return self._counts.get(key, 0)
+
+    def requirements(self, conditions: Conjunction, check: Check = no_check) -> list[Requirement]:
+        key = json.dumps(conditions.as_json())
+        required = self._required.get(key)
+        if required is None:
+            required = []
+            for field, condition in conditions.conditions:
+                if condition.accepted is not None:
+                    required.append(Requirement(self._labels(field, condition.accepted)))
+                if condition.bounds:
+                    required.append(Requirement(self._in_range(field, condition.bounds, check)))
+                excluded = self._labels(field, condition.excluded)
+                if len(excluded):
+                    required.append(Requirement(excluded, excluded=True))
+            if len(self._required) >= _KEPT:
+                self._required.clear()
+            self._required[key] = required
+        return required
+
+    @property
+    def is_counted(self) -> bool:
+        return "_frequent" in self.__dict__
+
+    @cached_property
+    def _frequent(self) -> dict[str, list[CountedValue]]:
+        found = self._values.query(f"{RANK} >= 0", [LABEL, VALUE, COUNT, RANK])
+        found.sort(key=lambda entity: entity[RANK])
+        return {
+            field: [(json.loads(e[VALUE]), e[COUNT]) for e in found if e[LABEL] in span]
+            for field, span in self._spans.items()
+            if any(entity[LABEL] in span for entity in found)
+        }
+
+    def count_values(self, rows: RowArray) -> dict[str, list[CountedValue]]:
+        counts = np.zeros(sum(self.fields.values()), np.int64)
+        for part in _parts(rows.tolist(), _READ):
+            for entity in self._rows_table.query(rows_expression(part), [LABELS]):
+                counts[list(entity[LABELS])] += 1
+        found = {}
+        for field, span in self._spans.items():
+            order = np.argsort(-counts[span.start : span.stop], kind="stable")[:_COUNTED]
+            labels = [span[at] for at in order.tolist() if counts[span[at]]]
+            if labels:
+                values = self._values_of(labels)
+                found[field] = [(values[label], int(counts[label])) for label in labels]
+        return found
+
+    def _values_of(self, labels: Sequence[int]) -> dict[int, Any]:
+        values = {}
+        for part in _parts(labels, _READ):
+            for entity in self._values.query(f"{LABEL} in {part}", [LABEL, VALUE]):
+                values[entity[LABEL]] = json.loads(entity[VALUE])
+        return values
+
+    def _span(self, field: str) -> str:
+        span = self._spans[field]
+        return f"{LABEL} >= {span.start} and {LABEL} < {span.stop}"
+
+    def _labels(self, field: str, values: Sequence[FilterValue]) -> RowArray:
+        found: list[int] = []
+        if field in self._spans:
+            for part in _parts([value_key(field, value) for value in values], _READ):
+                found += [e[LABEL] for e in self._values.query(f"{KEY} in {part}", [LABEL])]
+        return np.array(sorted(found), np.int64)
+
+    def _in_range(self, field: str, bounds: Sequence[tuple[str, float]], check: Check) -> RowArray:
+        if field not in self._spans:
+            return np.empty(0, np.int64)
+        # Different integers beyond 2^53 can be equal floats, so each number is compared here.
+        limits = [
+            f"{NUMBER} {'>=' if name in ('gt', 'gte') else '<='} {nearest_float(bound)!r}"
+            for name, bound in bounds
+        ]
+        span = self._spans[field]
+        labels = []
+        for window in _windows(span.start, span.stop, _SCAN, LABEL):
+            check()
+            found = self._values.query(_both(window, IS_NUMBER, *limits), [LABEL, VALUE])
+            for entity in found:
+                number = json.loads(entity[VALUE])
+                if all(COMPARISONS[name](number, bound) for name, bound in bounds):
+                    labels.append(entity[LABEL])
+        return np.array(sorted(labels), np.int64)
+
+    def _scan(self, condition: str, check: Check) -> RowArray:
+        """Returns the rows that meet a condition, int64 [n], ascending."""
+        rows: list[int] = []
+        for window in _windows(0, self._count, _SCAN):
+            check()
+            rows += [e[ROW] for e in self._rows_table.query(_both(window, condition), [ROW])]
+        return np.array(sorted(rows), np.int64)
+
+
+class MilvusFullText(LexicalIndex):
+    """The full text of a version: BM25 as the inner product of sparse vectors.
+
+    The vector of a row has the share of each of its terms, that of a query the idf of its terms.
+    """
+
+    def __init__(
+        self, rows: Collection, terms_: Collection, count: int, term_list: TermList | None
+    ) -> None:
+        self._rows, self._terms_table = rows, terms_
+        self._terms = partial(terms, names=True)
+        self.term_list = term_list
+        self._deleted = BitMap()
+        self.count = count
+        self.weight = self._weight_of
+        # Number and weight of terms; 0 for those that no document has.
+        self._known: dict[str, tuple[int, float]] = {}
+        self._learning = Lock()
+
+    def search(
+        self,
+        query: str,
+        k: int,
+        selection: Selection | None = None,
+        check: Check = no_check,
+        *,
+        characters: bool = True,
+    ) -> ScoredRows:
+        self._learn(query)
+        return super().search(query, k, selection, check, characters=characters)
+
+    def idf(self, query: str) -> float:
+        self._learn(query)
+        return super().idf(query)
+
+    def _learn(self, query: str) -> None:
+        """Reads what is to be known of all terms of a query in one request."""
+        own = terms(query, characters=False, names=False)
+        self._read_terms({*terms(query), *own, *self._meant(query)})
+
+    def _read_terms(self, wanted: set[str]) -> None:
+        new = wanted - self._known.keys()
+        if not new:
+            return
+        fields = [TERM, NUMBER, COUNT]
+        found = {}
+        for part in _parts([hash_of(term) for term in new], _READ):
+            for entity in self._terms_table.query(f"{TERM_KEY} in {part}", fields):
+                found[entity[TERM]] = entity[NUMBER], idf(self.count, entity[COUNT])
+        with self._learning:
+            if len(self._known) > _KEPT_TERMS:
+                self._known = {}
+            self._known |= {term: found.get(term, (0, 0.0)) for term in new}
+
+    def _of(self, term: str) -> tuple[int, float]:
+        while (known := self._known.get(term)) is None:
+            self._read_terms({term})
+        return known
+
+    def _weight_of(self, term: str) -> float:
+        return self._of(term)[1]
+
+    def _finder(
+        self,
+        wanted: Mapping[str, float],
+        words: Sequence[Sequence[set[str]]],
+        highest: float,
+        selection: Selection | None,
+        k: int,
+        check: Check,
+    ) -> Callable[[int], ScoredRows]:
+        known = {term: self._of(term) for term in wanted}
+        total = sum(known[term][1] * boost for term, boost in wanted.items())
+        query = {
+            known[term][0]: known[term][1] * boost / total
+            for term, boost in wanted.items()
+            if known[term][1]
+        }
+        condition, passing = "", None
+        if selection:
+            condition, complete = labels_expression(selection.labels() or ())
+            passing = None if complete else selection.rows(check)
+        whole = " and ".join(f"({' or '.join(map(self._having_all, ways))})" for ways in words)
+        has_rows = selection is None or selection.count(check) > 0
+
+        def best(condition: str, wanted: int) -> ScoredRows:
+            fetch = min(wanted, MAX_HITS)
+            while True:
+                check()
+                scores, rows = self._rows.nearest(TERMS, query, fetch, condition, _HOW)
+                found = len(rows)
+                kept = scores > 0
+                if passing is not None:
+                    kept &= np.isin(rows, passing, assume_unique=True)
+                scores, rows = scores[kept], rows[kept]
+                if len(rows) >= wanted or found < fetch or fetch == MAX_HITS:
+                    return scores[:wanted], rows[:wanted]
+                fetch = min(4 * fetch, MAX_HITS)
+
+        def find(wanted: int) -> ScoredRows:
+            if not has_rows:
+                return np.empty(0, np.float32), np.empty(0, np.int64)
+            scores, rows = best(condition, wanted)
+            if not whole:
+                return scores, rows
+            first, own = best(_both(condition, whole), wanted)
+            others = ~np.isin(rows, own)
+            scores = np.concatenate([first + np.float32(WHOLE), scores[others]])
+            rows = np.concatenate([own, rows[others]])
+            order = np.argsort(-scores, kind="stable")[:wanted]
+            return scores[order], rows[order]
+
+        return find
+
+    def _having_all(self, way: set[str]) -> str:
+        numbers = sorted(self._of(term)[0] for term in way)
+        return f"array_contains_all({NUMBERS}, {numbers})"
+
+
+_HOW = {"metric_type": METRIC, "params": {}}
+
+
+class MilvusTokenRows:
+    """The token vectors of a version, as `stores.token_vectors.TokenVectors` reads rows."""
+
+    def __init__(self, rows: Collection) -> None:
+        self._rows = rows
+
+    def __getitem__(self, row: int) -> NDArray[np.uint8]:
+        return self.take(np.array([row]))[0]
+
+    def take(self, rows: RowArray) -> tuple[NDArray[np.uint8], RowArray]:
+        found: dict[int, bytes] = {}
+        for part in _parts(rows.tolist(), _READ):
+            for entity in self._rows.query(rows_expression(part), [ROW, TOKENS]):
+                found[entity[ROW]] = b64decode(entity[TOKENS])
+        own = [np.frombuffer(found[row], np.uint8) for row in rows.tolist()]
+        lengths = np.array(list(map(len, own)), np.int64)
+        return np.concatenate([np.empty(0, np.uint8), *own]), lengths
