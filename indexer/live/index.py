@@ -31,8 +31,10 @@ from indexer.publication import BUILD_LOCK, LIVE_KEY, WRITE, IndexWriter, is_liv
 from indexer.state import IndexState, check_encoder, check_store
 from indexer.versions import hide_unused, retire, segment_folders
 
-# How long versions of live writes are kept, and the most of them.
+# How long versions of live writes are kept, and the most of them. They are deleted when they are
+# more than a share of all.
 KEPT, MOST_KEPT = timedelta(hours=1), 1_000
+_RETIRED = 1 / 16
 # With more new or deleted rows than this share of the base, and than these, the base is built anew.
 MOST_CHANGED, LEAST_CHANGED = 0.2, 4_096
 # Rows of segments that are joined while a build runs, so that the lock for changes is held briefly.
@@ -214,18 +216,22 @@ class LiveIndex:
     def _retire(self) -> None:
         """Deletes versions of live writes that are too old or too many, and what they alone needed.
 
-        The index is locked for builds and changes.
+        That reads the manifests of all versions, so some are deleted together. The index is locked
+        for builds and changes.
         """
-        index = self._index
-        active, now = index.active(), datetime.now(UTC)
-        versions = index.versions()
-        live = [one for one in versions if is_live(one) and one != active]
-        old = [one for one in live if now - _written(one) > KEPT]
-        gone = {*old, *live[: max(0, len(live) - MOST_KEPT)]}
-        if gone:
+        index, known = self._index, self._numbers
+        index.last_number(known)
+        active, oldest = index.active(), f"{datetime.now(UTC) - KEPT:%Y%m%dT%H%M%S.%fZ}"
+        live = [one for one in known if is_live(one) and one != active]
+        live.sort(key=lambda one: known[one])
+        gone = {one for one in live if one < oldest} | {*live[: max(0, len(live) - MOST_KEPT)]}
+        if len(gone) > _RETIRED * len(live):
+            versions = index.versions()
             needed = segment_folders(index, [one for one in versions if one not in gone])
-            retire(index, gone, needed)
+            retire(index, gone.intersection(versions), needed)
             hide_unused(index, needed)
+            for one in gone:
+                del known[one]
 
     def _refresh(self) -> IndexState:
         """Returns the active version; segments that are open stay open."""
@@ -345,7 +351,3 @@ class LiveIndex:
 
 def _text(document: Document) -> str:
     return document_text(document.title, document.text)
-
-
-def _written(version: str) -> datetime:
-    return datetime.strptime(version.partition("Z-")[0], "%Y%m%dT%H%M%S.%f").replace(tzinfo=UTC)

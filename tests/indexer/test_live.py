@@ -518,3 +518,34 @@ def test_versions_of_live_writes_are_kept_an_hour_and_a_rollback_skips_them(
     assert rollback(index) == built
     assert one(live, put=({"_id": "n0", "text": "文字0"},)).added == 1
     assert len(content(index)) == 61
+
+
+def test_versions_are_read_only_when_several_are_deleted(
+    live: LiveIndex, index: IndexWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("indexer.live.index.MOST_KEPT", 2)
+    monkeypatch.setattr("indexer.live.index._RETIRED", 0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(IndexWriter, "numbers", None)
+        for number in range(5):
+            one(live, put=({"_id": f"n{number}", "text": f"文字{number}"},))
+            live.merge()
+    one(live, put=({"_id": "n5", "text": "文字5"},))
+    assert len(index.versions()) == 7
+    live.merge()
+    assert len(index.versions()) == 4
+
+
+def test_versions_that_another_command_has_deleted_are_not_deleted_again(
+    live: LiveIndex, index: IndexWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        one(live, put=({"_id": f"n{number}", "text": f"文字{number}"},))
+    prune(index, tmp_path / "builds", keep=1)
+    before = content(index)
+    monkeypatch.setattr("indexer.live.index.KEPT", timedelta(0))
+    for number in range(3, 6):
+        live.merge()
+        one(live, put=({"_id": f"n{number}", "text": f"文字{number}"},))
+    assert len(index.versions()) == 2
+    assert content(index).items() > before.items()

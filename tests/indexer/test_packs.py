@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from core import packs
 from core.errors import CareError, IndexVersionError
 from core.files import sha256_file
 from core.packs import MOST_ROWS, PACK_FILE
@@ -42,6 +43,20 @@ def last(folder: Path) -> Segment:
     return list(segments.opened.values())[-1]
 
 
+def content(path: Path) -> bytes:
+    dictionary = Path(packs.__file__).with_name("packs.zdict").read_bytes()
+    return zlib.decompressobj(zdict=dictionary).decompress(path.read_bytes())
+
+
+def replace(path: Path, pack: bytes) -> None:
+    """Writes other content of the last pack of a version, with its checksum in the manifest."""
+    path.write_bytes(pack)
+    manifest = read_manifest(path.parent)
+    *others, own = manifest.segments
+    own = own.model_copy(update={"sha256": sha256_file(path)})
+    write_manifest(path.parent, manifest.model_copy(update={"segments": (*others, own)}))
+
+
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
@@ -62,6 +77,24 @@ def test_unpacked_files_are_removed_with_their_segment(index: IndexWriter) -> No
     assert "documents.arrow" in names(unpacked)
     del segment
     assert not unpacked.exists()
+
+
+def test_a_pack_without_the_dictionary_is_read_too(index: IndexWriter) -> None:
+    path = put(index, RECORDS[20]) / PACK_FILE
+    with_dictionary = path.stat().st_size
+    older = zlib.compress(content(path))
+    assert with_dictionary < 0.75 * len(older)
+    replace(path, older)
+    verify_version(path.parent)
+    assert [one.id for one in last(path.parent).documents] == [RECORDS[20]["_id"]]
+
+
+def test_the_dictionary_of_packs_stays() -> None:
+    dictionary = Path(packs.__file__).with_name("packs.zdict")
+    assert (
+        sha256_file(dictionary)
+        == "9293ba031807a5656b53fa5a13961eca40cee28bd9b758728e5f342382ad0fd3"
+    )  # packs on disk need it
 
 
 def test_every_damage_of_a_pack_is_found(index: IndexWriter) -> None:
@@ -104,16 +137,12 @@ def test_a_pack_that_is_not_what_it_says_is_not_opened(
 ) -> None:
     folder = put(index, RECORDS[20])
     path = folder / PACK_FILE
-    head, _, rest = zlib.decompress(path.read_bytes()).partition(b"\n")
+    head, _, rest = content(path).partition(b"\n")
     facts = json.loads(head)
     if change:
         change(facts)
     whole = b"\n".join([json.dumps(facts).encode(), rest])
-    path.write_bytes(zlib.compress(whole) if change else whole)
-    manifest = read_manifest(folder)
-    *others, own = manifest.segments
-    own = own.model_copy(update={"sha256": sha256_file(path)})
-    write_manifest(folder, manifest.model_copy(update={"segments": (*others, own)}))
+    replace(path, zlib.compress(whole) if change else whole)
     with raises(CareError, code):
         open_segments(folder, read_manifest(folder), FaissStore())
 
