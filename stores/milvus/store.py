@@ -161,7 +161,7 @@ class MilvusStore(VectorStore):
         return choose_parameters(search, by_cost, new.vectors, new.queries, new.recall, hint)
 
     def fetch(self, root: Path) -> None:
-        for collection in {entity[NAME] for entity in self._versions("", [NAME])}:
+        for collection in {entity[NAME] for entity in self._versions(f"{PART} == 0", [NAME])}:
             if index := names.index_of(collection):
                 with suppress(IndexVersionError):  # none of its versions is active
                     self.active_version(IndexFolder(root, index))
@@ -286,10 +286,10 @@ class MilvusStore(VectorStore):
     def _fetch(self, index: IndexFolder, version: str) -> None:
         """Makes the folder of a whole version; none if Milvus has no manifest of it."""
         name = names.collection_name(index.name, version)
-        if found := self._versions(f' and {NAME} == "{name}"', PART_FIELDS):
+        if found := self._versions(f'{NAME} == "{name}"', PART_FIELDS):
             write_fetched(index, version, found)
 
-    def _versions(self, also: str, fields: Sequence[str]) -> list[dict[str, Any]]:
+    def _versions(self, condition: str, fields: Sequence[str]) -> list[dict[str, Any]]:
         """Returns fields of the rows of the collection of versions."""
         with _milvus_request("read the manifest"):
             if not self._client.has_collection(VERSIONS, timeout=self._timeout):
@@ -297,7 +297,7 @@ class MilvusStore(VectorStore):
             self._client.load_collection(VERSIONS, timeout=_LONG_TIMEOUT)
             found: list[dict[str, Any]] = self._client.query(
                 VERSIONS,
-                filter=f"{PART} >= 0{also}",
+                filter=condition,
                 output_fields=list(fields),
                 consistency_level=STRONG,
                 timeout=self._timeout,

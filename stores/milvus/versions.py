@@ -79,7 +79,9 @@ def write_fetched(index: IndexFolder, version: str, rows: Sequence[Mapping[str, 
     try:
         content = json.loads("".join(parts[at] for at in range(len(parts))))
         manifest = IndexManifest.model_validate(content["manifest"])
-        if set(content["files"]) != set(manifest.all_files):
+        # These are names of files, which the manifest has checked.
+        names = manifest.name, manifest.version, set(content["files"])
+        if names != (index.name, version, set(manifest.all_files)):
             raise wrong
     except (ValueError, ValidationError, LookupError, TypeError) as error:
         raise wrong from error

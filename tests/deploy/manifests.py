@@ -14,14 +14,14 @@ Object = dict[str, Any]
 Objects = dict[tuple[str, str], Object]
 
 
-def read_compose(variables: dict[str, str] | None = None) -> Object:
-    """Reads compose.yaml with the values of some variables and the defaults of the others."""
+def read_compose(variables: dict[str, str] | None = None, file: str = "compose.yaml") -> Object:
+    """Reads a file for Compose with the values of some variables and the defaults of the others."""
     values = variables or {}
 
     def value(match: re.Match[str]) -> str:
         return values.get(match[1], match[2] if match[2] is not None else match[0])
 
-    text = (DEPLOY / "compose.yaml").read_text("utf-8")
+    text = (DEPLOY / file).read_text("utf-8")
     compose: Object = yaml.safe_load(re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)\}", value, text))
     return compose
 

@@ -22,8 +22,39 @@ OWN_IMAGES = {"care-retrieval", "care-retrieval-indexer-gpu", "care-retrieval-se
 MADE = {"../pairs"}
 
 
-def test_the_file_follows_the_compose_specification() -> None:
-    assert set(PyCompose.from_json(json.dumps(COMPOSE)).service_names()) == set(SERVICES)
+IN_MILVUS = read_compose(file="compose.milvus.yaml")
+
+
+@pytest.mark.parametrize("compose", [COMPOSE, IN_MILVUS])
+def test_the_files_follow_the_compose_specification(compose: dict[str, Any]) -> None:
+    assert set(PyCompose.from_json(json.dumps(compose)).service_names()) == set(compose["services"])
+
+
+def test_the_index_that_is_written_to_milvus_is_served() -> None:
+    indexer, service, milvus = (IN_MILVUS["services"][n] for n in ("indexer", "service", "milvus"))
+    command, options = parse(indexer["command"])
+    assert (command, options["store"], options["whole"]) == ("index", "milvus", True)
+    _, in_files = parse(SERVICES["indexer"]["command"])
+    assert options | {"store": None, "whole": None} == in_files
+    variables = SERVICES["service"]["environment"] | service["environment"]
+    settings = Settings.model_validate(
+        {name.removeprefix("CARE_").lower(): value for name, value in variables.items()}
+    )
+    assert (settings.store, settings.index) == ("milvus", options["index"])
+    assert settings.milvus_uri
+    assert urlsplit(settings.milvus_uri.get_secret_value()).hostname in IN_MILVUS["services"]
+    assert indexer["environment"].items() <= service["environment"].items()
+    # The volume of compose.yaml is read-only.
+    assert any(map(settings.indexes.is_relative_to, SERVICES["service"]["tmpfs"]))
+    extras = indexer["build"]["args"]["EXTRAS"].split(",")
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {"milvus", *extras} <= set(known["optional-dependencies"])
+    assert "ARG EXTRAS=" in (ROOT / "Dockerfile").read_text()
+    (config,) = milvus["configs"]
+    assert config["source"] in IN_MILVUS["configs"]
+    assert config["target"] == milvus["environment"]["ETCD_CONFIG_PATH"]
+    assert milvus["volumes"][0].split(":")[0] in IN_MILVUS["volumes"]
+    assert re.search(r":v\d+\.\d+\.\d+", milvus["image"])
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -272,6 +272,11 @@ def test_what_is_not_whole_is_an_error(
         client.delete(rows, filter="row == 29")
         with raises(IndexVersionError, "wrong_document_count"):
             load("first")
+        (part,) = client.query(VERSIONS, filter="part == 0", output_fields=["*"])
+        foreign = part["text"].replace(version, f"../{version[3:]}")
+        client.upsert(VERSIONS, [part | {"text": foreign}])
+        with raises(IndexVersionError, "unreadable_version"):
+            load("second")
         client.delete(VERSIONS, filter="part == 0")
         with raises(IndexVersionError, "manifest_missing"):
             load("second")
