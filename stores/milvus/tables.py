@@ -218,7 +218,8 @@ def _create(client: MilvusClient, name: str, table: Mapping[str, DataType]) -> N
         if kind == DataType.VARCHAR:
             how["max_length"] = MAX_BYTES
         if kind == DataType.ARRAY:
-            how |= {"element_type": DataType.INT64, "max_capacity": MAX_LABELS}
+            element = DataType.INT32 if field == NUMBERS else DataType.INT64
+            how |= {"element_type": element, "max_capacity": MAX_LABELS}
         if kind == DataType.FLOAT_VECTOR:
             how["dim"] = 1
             index.add_index(field, index_type="FLAT", metric_type=METRIC)
