@@ -1,26 +1,33 @@
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from service.settings import Settings
-from tests.engines.distributed.milvus_server import MilvusServer, run_milvus
+from tests.engines.distributed.milvus_server import MilvusAt, MilvusServer, run_milvus
 
 
 @pytest.fixture(scope="session")
-def shared_milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusServer]:
-    """A Milvus that is shared by all tests that do not stop it."""
+def shared_milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusAt]:
+    """A Milvus that is shared by all tests that do not stop it.
+
+    It is milvus-lite, or the server that CARE_TEST_MILVUS_URI names.
+    """
+    if uri := os.environ.get("CARE_TEST_MILVUS_URI"):
+        server = MilvusAt(uri)
+        server.clear()
+        yield server
+        return
     with run_milvus(tmp_path_factory.mktemp("milvus") / "data") as server:
         yield server
 
 
 @pytest.fixture
-def milvus(shared_milvus: MilvusServer) -> Iterator[MilvusServer]:
+def milvus(shared_milvus: MilvusAt) -> Iterator[MilvusAt]:
     """A Milvus without collections."""
     yield shared_milvus
-    with shared_milvus.client() as client:
-        for collection in client.list_collections():
-            client.drop_collection(collection)
+    shared_milvus.clear()
 
 
 @pytest.fixture

@@ -14,7 +14,37 @@ from pymilvus import MilvusClient
 from stores.registry import MilvusAddress, VectorStores
 
 
-class MilvusServer:
+class MilvusAt:
+    """A Milvus that runs at an address."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+
+    @property
+    def stores(self) -> VectorStores:
+        """Stores that are connected to the server."""
+        return VectorStores(MilvusAddress(self.uri))
+
+    @contextmanager
+    def client(self) -> Iterator[MilvusClient]:
+        """A separate client for the test."""
+        client = MilvusClient(self.uri, timeout=20, dedicated=True)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def clear(self) -> None:
+        """Drops all collections."""
+        with self.client() as client:
+            for collection in client.list_collections():
+                # Since 2.5.5 a collection that has an alias is not dropped.
+                for alias in client.list_aliases(collection)["aliases"]:
+                    client.drop_alias(alias)
+                client.drop_collection(collection)
+
+
+class MilvusServer(MilvusAt):
     """A Milvus on the loopback interface that keeps its port and data over restarts.
 
     Args:
@@ -26,16 +56,8 @@ class MilvusServer:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             self._port: int = listener.getsockname()[1]
+        super().__init__(f"http://127.0.0.1:{self._port}")
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def uri(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
-
-    @property
-    def stores(self) -> VectorStores:
-        """Stores that are connected to the server."""
-        return VectorStores(MilvusAddress(self.uri))
 
     def start(self) -> None:
         """Starts the server and waits until it accepts connections."""
@@ -51,15 +73,6 @@ class MilvusServer:
                 assert self._process.poll() is None, "milvus-lite did not start"
                 assert time.monotonic() < deadline, "milvus-lite does not listen"
                 time.sleep(0.05)
-
-    @contextmanager
-    def client(self) -> Iterator[MilvusClient]:
-        """A separate client for the test."""
-        client = MilvusClient(self.uri, timeout=20, dedicated=True)
-        try:
-            yield client
-        finally:
-            client.close()
 
     def hang(self) -> None:
         """Suspends the process: connections stay open without responses."""

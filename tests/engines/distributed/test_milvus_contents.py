@@ -15,7 +15,7 @@ from indexer.build import build
 from stores.lexical import idf, open_full_text
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
-from tests.engines.distributed.milvus_server import MilvusServer
+from tests.engines.distributed.milvus_server import MilvusAt, MilvusServer
 from tests.indexer.builds import build_options
 
 NAME = "contents"
@@ -39,7 +39,7 @@ def rows(client: MilvusClient, expression: str) -> list[int]:
 
 
 def test_inner_products_of_own_weights_are_the_scores_of_full_text(
-    milvus: MilvusServer, tmp_path: Path
+    milvus: MilvusAt, tmp_path: Path
 ) -> None:
     # Up to 40 terms, Tantivy stores the length of a document exactly.
     records = [record | {"title": "", "text": record["text"][:12]} for record in make_records(60)]
@@ -70,7 +70,7 @@ def test_inner_products_of_own_weights_are_the_scores_of_full_text(
             assert np.allclose([of_milvus[row] for row in found.tolist()], scores, atol=1e-6)
 
 
-def test_a_filter_keeps_a_reader_at_its_commit(milvus: MilvusServer) -> None:
+def test_a_filter_keeps_a_reader_at_its_commit(milvus: MilvusAt) -> None:
     with milvus.client() as client:
         create(client, DataType.FLOAT_VECTOR, dim=2)
         entities = [{"row": i, "field": [1.0, i / 10], "born": i // 4} for i in range(10)]

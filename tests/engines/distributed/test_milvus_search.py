@@ -20,7 +20,7 @@ from service.settings import Settings
 from tests.conftest import DEPARTMENTS, SUBJECTS, Builder
 from tests.encoders import BigramEncoder
 from tests.engines.distributed.conftest import milvus_settings
-from tests.engines.distributed.milvus_server import MilvusServer
+from tests.engines.distributed.milvus_server import MilvusAt
 from tests.errors import raises
 
 COUNT = 400
@@ -93,7 +93,7 @@ class Both:
 
 @pytest.fixture(params=[None, CHUNKING], ids=["documents", "chunks"])
 def both(
-    request: pytest.FixtureRequest, tmp_path: Path, build_version: Builder, milvus: MilvusServer
+    request: pytest.FixtureRequest, tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> Iterator[Both]:
     made = records(COUNT)
     build_version(made, chunking=request.param, indexes=tmp_path / "files")
@@ -154,7 +154,7 @@ def test_both_stores_give_the_same_description_and_errors(both: Both) -> None:
     assert both.milvus.get("/health/ready").status_code == 200
 
 
-def load(tmp_path: Path, milvus: MilvusServer) -> Snapshot:
+def load(tmp_path: Path, milvus: MilvusAt) -> Snapshot:
     settings = milvus_settings(tmp_path / "indexes", milvus.uri)
     return load_index(
         IndexFolder(settings.indexes, "test"),
@@ -170,7 +170,7 @@ def selected(index: Snapshot, filter_: dict[str, Any]) -> Selection:
 
 @pytest.mark.parametrize("factory", ["Flat", "HNSW8"])
 def test_a_filter_loses_no_hits(
-    tmp_path: Path, build_version: Builder, milvus: MilvusServer, factory: str
+    tmp_path: Path, build_version: Builder, milvus: MilvusAt, factory: str
 ) -> None:
     made = records(600)
     build_version(made, store="milvus", stores=milvus.stores, factory=factory, recall=0.5)
@@ -191,7 +191,7 @@ def test_a_filter_loses_no_hits(
 def test_more_hits_than_milvus_returns_are_compared_in_this_process(
     tmp_path: Path,
     build_version: Builder,
-    milvus: MilvusServer,
+    milvus: MilvusAt,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     build_version(records(COUNT), store="milvus", stores=milvus.stores)
@@ -217,7 +217,7 @@ def test_more_hits_than_milvus_returns_are_compared_in_this_process(
 def test_a_range_of_too_many_values_for_an_expression_loses_no_hits(
     tmp_path: Path,
     build_version: Builder,
-    milvus: MilvusServer,
+    milvus: MilvusAt,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     build_version(records(COUNT), store="milvus", stores=milvus.stores)
@@ -237,7 +237,7 @@ def test_a_range_of_too_many_values_for_an_expression_loses_no_hits(
 def test_the_comparison_of_all_matching_rows_ends_at_the_check(
     tmp_path: Path,
     build_version: Builder,
-    milvus: MilvusServer,
+    milvus: MilvusAt,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     build_version(records(COUNT), store="milvus", stores=milvus.stores)
@@ -259,7 +259,7 @@ def test_the_comparison_of_all_matching_rows_ends_at_the_check(
 def test_more_rows_than_are_read_give_what_milvus_finds(
     tmp_path: Path,
     build_version: Builder,
-    milvus: MilvusServer,
+    milvus: MilvusAt,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     build_version(records(COUNT), store="milvus", stores=milvus.stores)
@@ -282,7 +282,7 @@ def test_more_rows_than_are_read_give_what_milvus_finds(
 
 @pytest.mark.parametrize("factory", ["Flat", "HNSW8"])
 def test_a_shorter_list_is_the_beginning_of_a_longer_one(
-    tmp_path: Path, build_version: Builder, milvus: MilvusServer, factory: str
+    tmp_path: Path, build_version: Builder, milvus: MilvusAt, factory: str
 ) -> None:
     made = records(COUNT)
     # 60 documents with the same vector, more than one list of candidates has.
@@ -305,7 +305,7 @@ def test_a_shorter_list_is_the_beginning_of_a_longer_one(
 
 
 def test_values_without_documents_give_no_hits(
-    tmp_path: Path, build_version: Builder, milvus: MilvusServer
+    tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
     build_version(records(COUNT), store="milvus", stores=milvus.stores)
     settings = milvus_settings(tmp_path / "indexes", milvus.uri)
@@ -315,12 +315,12 @@ def test_values_without_documents_give_no_hits(
             assert (answer.status_code, answer.json()["hits"]) == (200, [])
 
 
-def publish(build_version: Builder, milvus: MilvusServer, count: int = 60) -> IndexManifest:
+def publish(build_version: Builder, milvus: MilvusAt, count: int = 60) -> IndexManifest:
     return build_version(records(count), store="milvus", stores=milvus.stores)
 
 
 def test_a_collection_of_other_vectors_is_an_error(
-    tmp_path: Path, build_version: Builder, milvus: MilvusServer
+    tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
     folder = IndexFolder(tmp_path / "indexes", "test").path / publish(build_version, milvus).version
     name = (folder / "vectors.milvus").read_text("ascii").strip()
@@ -338,7 +338,7 @@ def test_a_collection_of_other_vectors_is_an_error(
 
 
 def test_an_alias_to_an_unknown_version_is_an_error(
-    tmp_path: Path, build_version: Builder, milvus: MilvusServer
+    tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
     folder = IndexFolder(tmp_path / "indexes", "test").path / publish(build_version, milvus).version
     folder.rename(tmp_path / "elsewhere")
@@ -347,7 +347,7 @@ def test_an_alias_to_an_unknown_version_is_an_error(
 
 
 def test_a_reload_follows_the_alias(
-    tmp_path: Path, build_version: Builder, milvus: MilvusServer
+    tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
     first = publish(build_version, milvus)
     settings = milvus_settings(tmp_path / "indexes", milvus.uri)
@@ -364,7 +364,7 @@ def test_a_reload_follows_the_alias(
 
 
 def test_a_version_of_the_other_store_is_an_error(
-    tmp_path: Path, build_version: Builder, milvus: MilvusServer
+    tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
     publish(build_version, milvus)
     settings = Settings(indexes=tmp_path / "indexes", index="test")

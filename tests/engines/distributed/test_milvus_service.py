@@ -24,7 +24,7 @@ from service.app import create_app
 from tests.conftest import ADMIN_KEY, Builder, make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.engines.distributed.conftest import milvus_settings
-from tests.engines.distributed.milvus_server import MilvusServer
+from tests.engines.distributed.milvus_server import MilvusAt, MilvusServer
 from tests.errors import error_code, raises
 from tests.indexer.builds import build_options
 
@@ -46,7 +46,7 @@ def ask(address: str, path: str, body: Any = None) -> tuple[int, Any, float]:
 
 
 def test_a_service_process_gives_the_same_hits_and_reloads_under_load(
-    tmp_path: Path, milvus: MilvusServer
+    tmp_path: Path, milvus: MilvusAt
 ) -> None:
     pair = load_pair("care-mini")
     encoders = OnnxEncoder(pair.document, pair.folder, 1), OnnxEncoder(pair.query, pair.folder, 1)
@@ -131,7 +131,7 @@ class Asking:
 @dataclass
 class Served:
     client: TestClient
-    milvus: MilvusServer
+    milvus: MilvusAt
 
 
 @pytest.fixture

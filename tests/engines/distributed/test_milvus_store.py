@@ -22,7 +22,7 @@ from stores.milvus.store import MilvusStore
 from stores.registry import MilvusAddress, VectorStores
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder, make_spec
-from tests.engines.distributed.milvus_server import MilvusServer
+from tests.engines.distributed.milvus_server import MilvusAt
 from tests.errors import error_code, raises
 from tests.indexer.builds import build_options
 
@@ -30,7 +30,7 @@ ENCODERS = BigramEncoder("document"), BigramEncoder("query")
 
 
 @pytest.fixture
-def options(tmp_path: Path, milvus: MilvusServer) -> BuildOptions:
+def options(tmp_path: Path, milvus: MilvusAt) -> BuildOptions:
     corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(60))
     return build_options(tmp_path, corpus, store="milvus", stores=milvus.stores)
 
@@ -43,18 +43,18 @@ def folder_of(options: BuildOptions, version: str) -> Path:
     return options.index.path / version
 
 
-def aliased(milvus: MilvusServer) -> str:
+def aliased(milvus: MilvusAt) -> str:
     with milvus.client() as client:
         return str(client.describe_alias(alias_name("test"))["collection_name"])
 
 
-def collections(milvus: MilvusServer) -> set[str]:
+def collections(milvus: MilvusAt) -> set[str]:
     with milvus.client() as client:
         return set(client.list_collections())
 
 
 def test_the_vectors_of_a_version_are_in_a_collection(
-    options: BuildOptions, milvus: MilvusServer
+    options: BuildOptions, milvus: MilvusAt
 ) -> None:
     version = publish(options)
     folder = folder_of(options, version)
@@ -93,7 +93,7 @@ def test_the_beam_of_a_graph_is_chosen_by_recall(options: BuildOptions) -> None:
         build(replace(wide, recall=1.1), *ENCODERS)
 
 
-def test_activate_and_rollback_move_the_alias(options: BuildOptions, milvus: MilvusServer) -> None:
+def test_activate_and_rollback_move_the_alias(options: BuildOptions, milvus: MilvusAt) -> None:
     first, second = publish(options), publish(options)
     assert aliased(milvus) == collection_name("test", second)
     assert rollback(options.index) == first
@@ -104,7 +104,7 @@ def test_activate_and_rollback_move_the_alias(options: BuildOptions, milvus: Mil
 
 
 def test_the_collection_of_a_pruned_version_is_dropped(
-    options: BuildOptions, milvus: MilvusServer
+    options: BuildOptions, milvus: MilvusAt
 ) -> None:
     first, second, third = (publish(options) for _ in range(3))
     activate(options.index, second)
@@ -113,7 +113,7 @@ def test_the_collection_of_a_pruned_version_is_dropped(
     assert collections(milvus) == {collection_name("test", version) for version in (second, third)}
 
 
-def test_the_version_of_an_alias_is_not_pruned(options: BuildOptions, milvus: MilvusServer) -> None:
+def test_the_version_of_an_alias_is_not_pruned(options: BuildOptions, milvus: MilvusAt) -> None:
     first, second = publish(options), publish(options)
     with milvus.client() as client:
         client.alter_alias(collection_name("test", first), alias_name("test"))
@@ -137,7 +137,7 @@ def test_without_an_address_nothing_is_changed(options: BuildOptions) -> None:
 
 
 def test_a_killed_build_keeps_the_alias_and_is_removed_by_the_next_build(
-    options: BuildOptions, milvus: MilvusServer, tmp_path: Path
+    options: BuildOptions, milvus: MilvusAt, tmp_path: Path
 ) -> None:
     first = publish(options)
     write_jsonl(Path(options.corpus), make_records(61))
@@ -154,7 +154,7 @@ def test_a_killed_build_keeps_the_alias_and_is_removed_by_the_next_build(
 
 
 def test_prune_removes_a_killed_build(
-    options: BuildOptions, milvus: MilvusServer, tmp_path: Path
+    options: BuildOptions, milvus: MilvusAt, tmp_path: Path
 ) -> None:
     first = publish(options)
     command = [sys.executable, "-m", "tests.engines.distributed.killed_milvus_build", str(tmp_path)]
@@ -164,7 +164,7 @@ def test_prune_removes_a_killed_build(
     assert not list(options.index.path.glob(".*.tmp"))
 
 
-def test_a_failed_build_leaves_no_collection(options: BuildOptions, milvus: MilvusServer) -> None:
+def test_a_failed_build_leaves_no_collection(options: BuildOptions, milvus: MilvusAt) -> None:
     with raises(IndexVersionError, "recall_not_reached"):
         build(replace(options, factory="HNSW4", recall=1.5), *ENCODERS)
     assert collections(milvus) == set()
@@ -203,7 +203,7 @@ def test_an_update_reuses_the_vectors_of_the_collection(
 
 
 def test_an_index_moves_between_the_stores_without_encoding(
-    options: BuildOptions, milvus: MilvusServer
+    options: BuildOptions, milvus: MilvusAt
 ) -> None:
     files = replace(options, store="faiss", stores=VectorStores())
     first = publish(files)
@@ -219,7 +219,7 @@ def test_an_index_moves_between_the_stores_without_encoding(
 
 
 def test_a_changed_or_missing_collection_is_an_error(
-    options: BuildOptions, milvus: MilvusServer
+    options: BuildOptions, milvus: MilvusAt
 ) -> None:
     version = publish(options)
     with milvus.client() as client:
@@ -245,7 +245,7 @@ def test_a_milvus_that_does_not_respond_is_an_error(options: BuildOptions) -> No
 
 def test_the_commands(
     tmp_path: Path,
-    milvus: MilvusServer,
+    milvus: MilvusAt,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

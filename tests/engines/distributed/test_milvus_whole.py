@@ -26,7 +26,7 @@ from stores.milvus.segment import MilvusFilters
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import LATE_INTERACTION, BigramEncoder, TokenBigramEncoder
 from tests.engines.distributed.conftest import milvus_settings
-from tests.engines.distributed.milvus_server import MilvusServer
+from tests.engines.distributed.milvus_server import MilvusAt, MilvusServer
 from tests.engines.distributed.test_milvus_search import (
     CHUNKING,
     COUNT,
@@ -68,7 +68,7 @@ def chunking(request: pytest.FixtureRequest) -> Chunking | None:
 
 @pytest.fixture
 def both(
-    chunking: Chunking | None, tmp_path: Path, build_version: Builder, milvus: MilvusServer
+    chunking: Chunking | None, tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> Iterator[Both]:
     made = records(COUNT)
     how: dict[str, Any] = {"chunking": chunking, "fusion": {"lexical": 0.1}}
@@ -120,7 +120,7 @@ def test_a_service_without_files_describes_index_and_documents_alike(both: Both)
 
 
 def test_what_a_search_reads_is_the_same(
-    chunking: Chunking | None, tmp_path: Path, build_version: Builder, milvus: MilvusServer
+    chunking: Chunking | None, tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
     made = records(120)
     made[7]["metadata"]["year"] = 2**63 + 1
@@ -164,7 +164,7 @@ def test_what_a_search_reads_is_the_same(
 def test_a_range_of_more_values_than_a_condition_takes(
     tmp_path: Path,
     build_version: Builder,
-    milvus: MilvusServer,
+    milvus: MilvusAt,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     build_version(records(120), store="milvus", stores=milvus.stores, whole=True)
@@ -193,7 +193,7 @@ def test_a_range_of_more_values_than_a_condition_takes(
     assert set(found[1]) <= set(expected)
 
 
-def collections(milvus: MilvusServer) -> set[str]:
+def collections(milvus: MilvusAt) -> set[str]:
     with milvus.client() as client:
         return set(client.list_collections()) - {VERSIONS}
 
@@ -204,7 +204,7 @@ def tables(version: str) -> set[str]:
 
 
 def test_a_service_without_files_follows_new_versions(
-    tmp_path: Path, build_version: Builder, milvus: MilvusServer
+    tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
     how: dict[str, Any] = {"store": "milvus", "stores": milvus.stores, "whole": True}
     first = build_version(make_records(30), **how).version
@@ -226,7 +226,7 @@ def test_a_service_without_files_follows_new_versions(
 
 
 def test_an_index_that_is_not_the_default_one_is_found(
-    tmp_path: Path, build_version: Builder, milvus: MilvusServer
+    tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
     how: dict[str, Any] = {"store": "milvus", "stores": milvus.stores, "whole": True}
     build_version(make_records(30), **how)
@@ -238,7 +238,7 @@ def test_an_index_that_is_not_the_default_one_is_found(
         assert answer.json()["index"]["name"] == "other"
 
 
-def test_token_vectors_are_read_from_milvus(tmp_path: Path, milvus: MilvusServer) -> None:
+def test_token_vectors_are_read_from_milvus(tmp_path: Path, milvus: MilvusAt) -> None:
     corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(30))
     options = build_options(tmp_path, corpus, token_vectors=LATE_INTERACTION.stored)
     in_milvus = replace(options, store="milvus", stores=milvus.stores, whole=True)
@@ -257,7 +257,7 @@ def test_token_vectors_are_read_from_milvus(tmp_path: Path, milvus: MilvusServer
 
 
 def test_what_is_not_whole_is_an_error(
-    tmp_path: Path, build_version: Builder, milvus: MilvusServer
+    tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
     how: dict[str, Any] = {"store": "milvus", "stores": milvus.stores, "whole": True}
     version = build_version(make_records(30), **how).version
@@ -286,7 +286,7 @@ def test_what_is_not_whole_is_an_error(
 
 
 def test_a_text_that_milvus_does_not_take_leaves_the_last_version(
-    tmp_path: Path, build_version: Builder, milvus: MilvusServer
+    tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
     how: dict[str, Any] = {"store": "milvus", "stores": milvus.stores, "whole": True}
     version = build_version(make_records(10), **how).version
