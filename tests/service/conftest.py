@@ -123,6 +123,15 @@ def client(serve: Serve) -> TestClient:
     return serve()
 
 
+def post_search(
+    client: TestClient, *, status: int = 200, path: str = "/search", **body: Any
+) -> Any:
+    """Returns the answer to a query."""
+    response = client.post(path, json=body)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
 def wait_until(holds: Callable[[], bool]) -> None:
     end = time.monotonic() + 30
     while not holds():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from search.answerable import answerable, is_unanswered, measure
 from service.settings import Settings
 from tests.encoders import BigramEncoder
 from tests.errors import raises
-from tests.service.conftest import BlockingEncoder, Serve, sample
+from tests.service.conftest import BlockingEncoder, Serve, post_search, sample
 from tests.service.test_pipeline import blocked
 
 QUERY, OTHER = "高血压患者的护理", "xyzzy plugh"
 JUDGE = Answerability(vectors=60, threshold=0.5, intercept=-2, weights={"cosine": 4})
 BOTH = Answerability(vectors=60, threshold=0.5, intercept=-2, weights={"cosine": 2, "lexical": 1})
 COUNTER = "care_unanswered_queries_total"
+search = partial(post_search, query=QUERY, mode="dense")
 
 
 def rows(*found: tuple[float, int]) -> Any:
@@ -43,13 +45,6 @@ def judged(tmp_path: Path, pair_file: Path) -> Path:
 @pytest.fixture
 def client(serve: Serve, manifest: IndexManifest, judged: Path) -> TestClient:
     return serve(pair=str(judged))
-
-
-def search(client: TestClient, **body: Any) -> dict[str, Any]:
-    response = client.post("/search", json={"query": QUERY, "mode": "dense"} | body)
-    assert response.status_code == 200
-    answer: dict[str, Any] = response.json()
-    return answer
 
 
 def test_features_are_the_nearest_cosine_and_what_the_nearest_rows_say_of_the_query() -> None:

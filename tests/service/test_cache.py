@@ -1,3 +1,4 @@
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,17 +11,11 @@ from search.hits import CacheEntry
 from service.pipeline.cache import MemoryCache, QueryKeys, VectorCache
 from tests.conftest import Builder, make_records
 from tests.encoders import LATE_INTERACTION, BigramEncoder, make_pair, make_spec
-from tests.service.conftest import ADMIN, Serve, sample
+from tests.service.conftest import ADMIN, Serve, post_search, sample
 
 QUERY = {"query": "高血压患者的护理", "top_k": 5}
 PAIR = make_pair()
-
-
-def ask(client: TestClient, **changes: Any) -> dict[str, Any]:
-    response = client.post("/search", json=QUERY | changes)
-    assert response.status_code == 200
-    answer: dict[str, Any] = response.json()
-    return answer
+ask = partial(post_search, **QUERY)
 
 
 def found(row: int) -> CacheEntry:

@@ -23,7 +23,7 @@ from service.http.connections import available_connections
 from service.observe.metrics import Metrics
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
-from tests.service.conftest import Serve, sample, wait_until
+from tests.service.conftest import Serve, post_search, sample, wait_until
 
 QUERY = "高血压患者的护理"
 
@@ -38,9 +38,8 @@ def two(build_version: Builder) -> dict[str, IndexManifest]:
 
 
 def ids(client: TestClient, path: str, **body: Any) -> list[str]:
-    answer = client.post(path, json={"query": QUERY, "top_k": 100} | body)
-    assert answer.status_code == 200, answer.text
-    return [hit["id"] for hit in answer.json()["hits"]]
+    answer = post_search(client, path=path, query=QUERY, top_k=100, **body)
+    return [hit["id"] for hit in answer["hits"]]
 
 
 def catalog_of(client: TestClient) -> Catalog:
