@@ -34,9 +34,18 @@ from core.text import document_text
 from core.types import Document, RowArray
 from indexer.chunking import Chunker, split_record
 from indexer.corpus import Location, Reading, read_corpus
-from indexer.digests import DIGEST, digest, first_occurrences, inverse_indices, unique_positions
+from indexer.duplicates import (
+    DIGEST,
+    MOST_TEXTS,
+    SIGNATURE,
+    count_near_duplicates,
+    digest,
+    first_occurrences,
+    inverse_indices,
+    signature,
+    unique_positions,
+)
 from indexer.limits import MAX_INDEX_FIELDS, max_text_chars
-from indexer.near_duplicates import MOST_TEXTS, SIGNATURE, count_near_duplicates, signature
 from indexer.readers.source import Report
 from indexer.records import Reject
 

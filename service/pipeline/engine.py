@@ -25,8 +25,7 @@ from service.errors import RequestError
 from service.limits import ANYONE, Client, Limits, Usages
 from service.observe.metrics import Metrics, Timings
 from service.pipeline.cache import MemoryCache, QueryKeys
-from service.pipeline.flights import Flight
-from service.pipeline.pipeline import DEADLINE_EXCEEDED, QUEUE_FULL, Pipeline, spawn
+from service.pipeline.pipeline import DEADLINE_EXCEEDED, QUEUE_FULL, Flight, Pipeline, spawn
 from service.settings import Settings, plain
 
 if TYPE_CHECKING:
