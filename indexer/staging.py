@@ -89,11 +89,9 @@ def stage(
 ) -> StagedCorpus:
     """Validates a corpus and writes its documents to the build folder.
 
-    If an earlier run completed the pass, its summary is returned and nothing is read.
-
-    Raises:
-        CorpusError: If the corpus is empty, ids are duplicated, too many records are rejected, or
-            the documents have too many different metadata fields.
+    If an earlier run completed the pass, its summary is returned and nothing is read. CorpusError
+    if the corpus is empty, ids are duplicated, too many records are rejected, or metadata have too
+    many fields.
     """
     earlier = read_staged(folder)
     if earlier and earlier.rejected / (earlier.rejected + earlier.documents) <= max_reject_rate:

@@ -256,15 +256,9 @@ def _table_items(
 ) -> Iterator[Item]:
     """Yields the records of a table, after a report of its fields.
 
-    Args:
-        columns: Names of the columns.
-        rows: The number of each row with its values by column, or why there are none.
-        report: Format and encoding.
-        extra: More metadata of each record.
-        prefix: What stands before the number of a row in its id, if no column has ids.
-
-    Raises:
-        UnreadableError: If a given field is missing, or no column can be the text.
+    `rows` have a number each and the values by column, or why there are none; `prefix` stands
+    before the number of a row in its id, if no column has ids. UnreadableError if a given field is
+    missing, or no column can be the text.
     """
     if not columns:  # no record has fields
         yield from ((number, str(row)) for number, row in rows)

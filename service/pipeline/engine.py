@@ -234,9 +234,6 @@ class Engine:
         A list that does not fit into one part is encoded part by part. The queue holds one part of
         it at a time, so that other requests are admitted and encoded between parts. Of several such
         lists, `_LONG_LISTS` are encoded at once and the others wait.
-
-        Raises:
-            RequestError: If the queue is full when the request arrives, or the deadline passes.
         """
         parts = self._pipeline.split(texts, self.settings.max_batch)
         if len(parts) == 1:
