@@ -239,28 +239,13 @@ def test_an_invalid_query_is_not_charged(serve: Serve) -> None:
 
 
 ORIGIN = "https://clinic.example"
-PREFLIGHT = {
-    "Origin": ORIGIN,
-    "Access-Control-Request-Method": "POST",
-    "Access-Control-Request-Headers": "authorization,content-type",
-}
+PREFLIGHT = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
 
 
 def test_other_origins_are_blocked_by_default(client: TestClient) -> None:
     response = client.post("/search", json=QUERY, headers={"Origin": ORIGIN})
     assert "Access-Control-Allow-Origin" not in response.headers
     assert client.options("/search", headers=PREFLIGHT).status_code == 405
-
-
-def test_configured_origins_may_call(serve: Serve) -> None:
-    client = serve(cors_origins=(ORIGIN,))
-    preflight = client.options("/search", headers=PREFLIGHT)
-    assert preflight.status_code == 200
-    assert preflight.headers["Access-Control-Allow-Origin"] == ORIGIN
-    response = client.post("/search", json=QUERY, headers={"Origin": ORIGIN})
-    assert response.headers["Access-Control-Allow-Origin"] == ORIGIN
-    other = client.post("/search", json=QUERY, headers={"Origin": "https://other.example"})
-    assert "Access-Control-Allow-Origin" not in other.headers
 
 
 @pytest.mark.parametrize("path", ["/", "/search", "/index", "/page/search.js", "/nowhere"])

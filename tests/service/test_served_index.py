@@ -19,7 +19,7 @@ from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.files import sha256_file
 from core.manifest import IndexManifest
 from core.versions import IndexFolder
-from indexer.build import BuildOptions, build
+from indexer.build import build
 from search.snapshot import load_index
 from service.app import create_app
 from service.pipeline.served_index import versions_before
@@ -29,7 +29,7 @@ from stores.faiss.store import FaissStore
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.errors import raises
-from tests.indexer.builds import edit_manifest
+from tests.indexer.builds import build_options, edit_manifest
 from tests.service.conftest import ADMIN, Serve, sample, wait_until
 from tests.service.test_engine import served
 
@@ -44,13 +44,8 @@ def built_versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list
     root = tmp_path_factory.mktemp("versions")
     manifests = []
     for count in (20, 30, 40):
-        options = BuildOptions(
-            corpus=str(write_jsonl(root / "corpus.jsonl", make_records(count))),
-            name="test",
-            indexes=root / "indexes",
-            builds=root / "builds",
-            progress=False,
-        )
+        corpus = write_jsonl(root / "corpus.jsonl", make_records(count))
+        options = build_options(root, corpus)
         manifest, _ = build(options, BigramEncoder("document"), BigramEncoder("query"))
         manifests.append(manifest)
     return root / "indexes", manifests
