@@ -237,14 +237,3 @@ def test_a_text_for_which_an_encoder_returns_rubbish_is_rejected_alone(
     assert isinstance(written, Written) and written.added == 1
     assert [(one.id, one.code) for one in written.rejected] == [("new", "not_encoded")]
     assert "新" not in written.rejected[0].reason
-
-
-def test_an_encoder_without_token_vectors_stops_no_deletes(
-    build_version: Builder, index: IndexWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = read_manifest(index.version(index.active()))
-    live = LiveIndex(index, BigramEncoder("document"))
-    monkeypatch.setattr("indexer.live.index.TOKENS", next(iter(manifest.components)))
-    failed, deleted = live.commit([NEW, DELETE])
-    assert isinstance(failed, CareError) and failed.code == "no_token_output"
-    assert isinstance(deleted, Written) and deleted.deleted == 1

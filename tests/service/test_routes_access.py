@@ -49,14 +49,6 @@ def test_a_request_without_a_valid_key_gets_401(
     assert response.json()["code"] == "unauthorized"
 
 
-@pytest.mark.parametrize(("method", "path", "body"), ASKS)
-@pytest.mark.parametrize("key", ["asks", "secret"])
-def test_search_and_admin_keys_may_search(
-    closed: TestClient, method: str, path: str, body: Any, key: str
-) -> None:
-    assert closed.request(method, path, json=body, headers=bearer(key)).status_code == 200
-
-
 OPEN = ("/", "/docs", "/health/live", "/health/ready", "/metrics", "/page/search.js")
 
 
