@@ -127,6 +127,7 @@ def test_a_pair_without_calibration_gives_no_score(serve: Serve, pair_file: Path
 
 def test_a_judge_of_an_index_of_another_size_is_not_used(serve: Serve, judged: Path) -> None:
     pair = load_pair(str(judged))
+    assert pair.answerable == {"dense": JUDGE, "hybrid": BOTH}
     judges = {
         "dense": JUDGE.model_copy(update={"vectors": (61, 6010)}),
         "hybrid": BOTH.model_copy(update={"vectors": (60, 6000)}),
@@ -191,10 +192,6 @@ def test_a_calibration_that_no_search_can_use_is_an_error(
     pair_file.write_text(f"{pair_file.read_text()}\n{table}{weights}")
     with raises(PairError, "bad_field"):
         load_pair(str(pair_file))
-
-
-def test_a_written_pair_keeps_its_calibration(judged: Path) -> None:
-    assert load_pair(str(judged)).answerable == {"dense": JUDGE, "hybrid": BOTH}
 
 
 def test_one_number_of_an_older_release_means_a_tenth_to_ten_times_as_many() -> None:

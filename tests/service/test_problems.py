@@ -159,9 +159,7 @@ def test_at_most_sixteen_errors_are_listed(client: TestClient) -> None:
     assert len(problem(client.post("/search", json=body), 422)["errors"]) == 16
 
 
-def test_all_errors_of_a_query_are_listed_and_the_first_is_the_detail(
-    client: TestClient,
-) -> None:
+def test_all_errors_of_a_query_are_listed_and_the_first_is_the_detail(client: TestClient) -> None:
     response = client.post("/search", json={"query": 1, "top_k": 0})
     body = problem(response, 422, "invalid_request")
     assert [error["field"] for error in body["errors"]] == ["query", "top_k"]
