@@ -102,9 +102,8 @@ class Catalog:
     closed when it has not been used for longest and others need its room; requests that read it
     keep it open until they end. All methods but `stop` must be called on the event loop.
 
-    Each embedding space has an engine, the default index that of the first, and a function that
-    opens versions for it. `tell_others` lets the other workers learn that an index is to be loaded
-    again.
+    Each embedding space has an engine, of which that of the default index is the first, and a
+    function that opens versions for it. `tell_others` tells other workers to load an index again.
     """
 
     def __init__(
