@@ -34,14 +34,7 @@ _CHUNK_ROWS = 4096
 
 
 class Additions:
-    """Documents to add and ids to delete, compared with a version, all at once.
-
-    Attributes:
-        new: Rows of the staged documents that are new or differ, by id: the first of each.
-        found: Rows of the version that have documents with these ids or those to delete, by id.
-        deleted: Ids to delete that the version has.
-        missing: Ids to delete that it lacks.
-    """
+    """Documents to add and ids to delete, compared with a version, all at once."""
 
     def __init__(
         self, state: IndexState, staged: DocumentReader | tuple[()], deleted: Sequence[str]
@@ -61,6 +54,8 @@ class Additions:
             for id_, row in row_of.items()
             if id_ in found and contents(state.chunks(found[id_])) == contents(self.chunks(row))
         }
+        # Rows of the staged documents that are new or differ, by id: the first of each; and rows of
+        # the version that have documents with these ids or those to delete.
         self.new = {id_: row for id_, row in row_of.items() if id_ not in same}
         self.found = {id_: rows for id_, rows in found.items() if id_ not in same}
         self.deleted = [id_ for id_ in deleted if id_ in found]
@@ -122,15 +117,8 @@ def add_segment(
     """Adds a segment of the new documents to a version, and activates the version that has it.
 
     If the index has many small segments, some are joined. Writes that are published meanwhile stay.
-
-    Args:
-        additions: What `added` and `deleted` change in the version.
-
-    Returns:
-        The manifest of the new version, and the encoded corpus if there are new documents.
-
-    Raises:
-        CareError: If the update fails; the active version does not change.
+    `additions` is what `added` and `deleted` change in the version. The encoded corpus is None if
+    there are no new documents. If the update fails, the active version does not change.
     """
     started = time.perf_counter()
     index = options.index
@@ -200,9 +188,8 @@ def _now(
 ) -> tuple[IndexState, Additions]:
     """Returns the active version and what the update changes in it; locked for changes.
 
-    Raises:
-        IndexVersionError: `base_not_active`, if another version is active and the documents that
-            were encoded are not all that differ from it.
+    `base_not_active` if another version is active and the documents that were encoded are not all
+    that differ from it.
     """
     if (version := index.active()) == state.manifest.version:
         return state, additions

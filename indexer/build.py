@@ -220,9 +220,8 @@ def encode(
 ) -> EncodedCorpus:
     """Stages and encodes a corpus; resumes after an interrupted run.
 
-    Args:
-        query_encoder: If given, its embedding space is checked before documents are encoded.
-        source: Documents to encode; None reads `options.corpus`.
+    The embedding space of the query encoder, if given, is checked before documents are encoded.
+    Without a source, `options.corpus` is read.
     """
     source = source or corpus_source(options, encoder)
     folder = build_folder(options, encoder, source)

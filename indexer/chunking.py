@@ -21,11 +21,7 @@ _SLACK = 8
 class Chunker:
     """Splits documents that exceed the maximum length of a chunk.
 
-    The encoder must be an `OffsetTokenizer`.
-
-    Raises:
-        CareError: If the encoder does not return token offsets, its maximum length is less than
-            that of a chunk, or the overlap is not less than the length of a chunk.
+    The encoder must be an `OffsetTokenizer` of at least that maximum length, else CareError.
     """
 
     def __init__(self, encoder: Encoder, chunking: Chunking) -> None:

@@ -214,6 +214,8 @@ def read_corpus(
 ) -> Iterator[Record]:
     """Yields the location of each record, and its document or the reason why it is rejected.
 
+    CorpusError if a file of records cannot be read, or the only file.
+
     Args:
         files: Files of all formats.
         max_chars: Maximum length of a text [characters].
@@ -221,10 +223,6 @@ def read_corpus(
         reading: How files are read that do not have the fields of a corpus.
         report: Takes how such a file is read, before its records.
         process: Reads such files, instead of a process of this call.
-
-    Raises:
-        CorpusError: If a file of records cannot be read, or the only file.
-        ProviderError: If a library that reads a file is not installed.
     """
     ignored = Counter() if ignored is None else ignored
     reading = reading or Reading()

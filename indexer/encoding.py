@@ -34,17 +34,11 @@ T = TypeVar("T")
 
 
 class Known(NamedTuple):
-    """What is known of n texts.
+    """What is known of n texts."""
 
-    Attributes:
-        found: bool [n], which texts are known.
-        vectors: Their vectors, float32 [known, dimension].
-        token_vectors: Their token vectors, uint8 [tokens, bytes] each; empty without any.
-    """
-
-    found: NDArray[np.bool_]
-    vectors: FloatArray
-    token_vectors: Sequence[NDArray[np.uint8]] = ()
+    found: NDArray[np.bool_]  # bool [n]
+    vectors: FloatArray  # of the known ones, float32 [known, dimension]
+    token_vectors: Sequence[NDArray[np.uint8]] = ()  # theirs, [tokens, bytes] each; empty if none
 
 
 VectorCache = Callable[[Sequence[str]], Known]

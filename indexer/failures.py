@@ -58,8 +58,7 @@ class FailureIsolator:
     def encode(self, texts: Sequence[str], error: CareError) -> IsolationResult:
         """Encodes a batch that failed with `error`, first as a whole: the error may be transient.
 
-        Raises:
-            CareError: If the encoder fails for every text, or for 16 texts in a row.
+        CareError if the encoder fails for every text, or for 16 texts in a row.
         """
         found = IsolationResult()
         whole = list(range(len(texts)))

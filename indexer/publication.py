@@ -107,11 +107,8 @@ class IndexWriter(IndexFolder):
     def publish(self, manifest: IndexManifest, folder: Path, base: str | None) -> IndexManifest:
         """Verifies a new version, moves it to its place and activates it.
 
-        Returns:
-            The manifest with number and parent.
-
-        Raises:
-            IndexVersionError: `base_not_active`, if another version than the base is active.
+        Returns the manifest with number and parent; `base_not_active` if another version than the
+        base is active.
         """
         self.prepare(manifest, folder)
         with self.changing("update" if base else "build"):

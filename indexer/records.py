@@ -39,10 +39,8 @@ def parse_line(
 ) -> Document | Reject:
     """Returns the document of a line of JSONL, or the reason why it is rejected.
 
-    Args:
-        max_chars: Maximum length of a text [characters].
-        ignored: Counts the records by the names of fields that are not read.
-        first: Whether the line is the first of its file and may have a byte order mark.
+    `max_chars` is the maximum length of a text; `ignored` counts the records by the names of fields
+    that are not read. The `first` line of a file may have a byte order mark.
     """
     try:
         text = line.rstrip().decode("utf-8-sig" if first else "utf-8")

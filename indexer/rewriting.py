@@ -45,17 +45,13 @@ def rewrite(
     deleted: Sequence[str],
     encoders: tuple[Encoder, Encoder],
     *,
-    missing_ok: bool = True,
     encode_all: bool = False,
 ) -> tuple[IndexManifest, EncodedCorpus]:
     """Builds a version of all documents after changes, which has one segment, and activates it.
 
     Documents keep their order; a replaced document keeps its position, and new documents follow in
-    the order of their files. The result equals a build from a corpus in this order.
-
-    Args:
-        state: The active version.
-        encode_all: Whether no vector of the version is used.
+    the order of their files. The result equals a build from a corpus in this order. With
+    `encode_all` no vector of the active version, `state`, is used.
     """
     base = state.manifest
     merged = MergedDocuments(state, added.documents if added else (), deleted)

@@ -34,9 +34,18 @@ from core.text import document_text
 from core.types import Document, RowArray
 from indexer.chunking import Chunker, split_record
 from indexer.corpus import Location, Reading, read_corpus
-from indexer.digests import DIGEST, digest, first_occurrences, inverse_indices, unique_positions
+from indexer.duplicates import (
+    DIGEST,
+    MOST_TEXTS,
+    SIGNATURE,
+    count_near_duplicates,
+    digest,
+    first_occurrences,
+    inverse_indices,
+    signature,
+    unique_positions,
+)
 from indexer.limits import MAX_INDEX_FIELDS, max_text_chars
-from indexer.near_duplicates import MOST_TEXTS, SIGNATURE, count_near_duplicates, signature
 from indexer.readers.source import Report
 from indexer.records import Reject
 
@@ -80,11 +89,9 @@ def stage(
 ) -> StagedCorpus:
     """Validates a corpus and writes its documents to the build folder.
 
-    If an earlier run completed the pass, its summary is returned and nothing is read.
-
-    Raises:
-        CorpusError: If the corpus is empty, ids are duplicated, too many records are rejected, or
-            the documents have too many different metadata fields.
+    If an earlier run completed the pass, its summary is returned and nothing is read. CorpusError
+    if the corpus is empty, ids are duplicated, too many records are rejected, or metadata have too
+    many fields.
     """
     earlier = read_staged(folder)
     if earlier and earlier.rejected / (earlier.rejected + earlier.documents) <= max_reject_rate:

@@ -31,19 +31,12 @@ _CANARY_DEPTH, _CANARIES_FOUND = 10, 0.5
 
 @dataclass(frozen=True)
 class IndexState:
-    """A version with the files of its segments open; without their full text.
-
-    Attributes:
-        manifest: The manifest of the version.
-        parts: What is known of each segment.
-        opened: Each segment, by `Part.key`.
-        deleted: Rows of all segments that the version has no more.
-    """
+    """A version with the files of its segments open; without their full text."""
 
     manifest: IndexManifest
-    parts: Sequence[Part]
-    opened: Mapping[str, Segment]
-    deleted: BitMap
+    parts: Sequence[Part]  # what is known of each segment
+    opened: Mapping[str, Segment]  # by `Part.key`
+    deleted: BitMap  # rows of all segments that the version has no more
 
     @classmethod
     def open(
@@ -106,8 +99,7 @@ class IndexState:
     def taken_ids(self, documents: Iterable[Sequence[Document]]) -> dict[str, str]:
         """Returns by id those of new documents that are taken as, or take, the id of a chunk.
 
-        Returns:
-            The id of the document that has the other id, in each case.
+        The values are the ids of the documents that have the other id.
         """
         if not self.documents.chunked:
             return {}
@@ -151,11 +143,10 @@ class IndexState:
         return tokens.row(own)
 
     def check(self) -> None:
-        """Checks that segments can be added to the version.
+        """Raises a CareError if segments cannot be added to the version.
 
-        Raises:
-            CareError: If its vectors are in another store, or its full text is of an older release.
-            IndexVersionError: `text_rules_changed`, if texts are normalised in another way now.
+        Its vectors are in another store, its full text is of an older release, or texts are
+        normalised in another way now.
         """
         name = self.manifest.name
         check_store(self.manifest)

@@ -13,7 +13,7 @@ from core.errors import IndexVersionError
 from core.manifest import IndexManifest
 from core.shards import ShardedTokens, ShardedVectors, complete_shards
 from core.types import FloatArray, RowArray
-from indexer.digests import DIGEST, digest
+from indexer.duplicates import DIGEST, digest
 from indexer.encoding import Known, VectorCache
 from indexer.staging import read_staged, row_texts, unique_text_rows
 from indexer.state import IndexState

@@ -107,16 +107,14 @@ def create_app(
 ) -> FastAPI:
     """Creates the application with its engine; all settings are checked before an encoder loads.
 
+    CareError if a setting is wrong, or the encoder or the index cannot be loaded.
+
     Args:
-        settings: The settings of the service.
         encoder: A query encoder to use instead of the configured pair's.
         overflow: One to use for a full queue, instead of that of `overflow_pair`.
         shared: What this process shares with other workers, if there are any.
         writer: The socket of the writer process of a service without workers; without one,
             documents cannot be written.
-
-    Raises:
-        CareError: If a setting is wrong, or the encoder or the index cannot be loaded.
     """
     if shared:
         metrics = shared.metrics

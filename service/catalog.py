@@ -103,14 +103,9 @@ class Catalog:
     closed when it has not been used for longest and others need its room; requests that read it
     keep it open until they end. All methods but `stop` must be called on the event loop.
 
-    Args:
-        settings: The settings of the service.
-        default: The default index.
-        engines: The engine of each embedding space; that of the default index is the first.
-        open_version: How a version is opened for each of these engines, by embedding space.
-        store: Says which version of an index is active.
-        tell_others: How the other workers learn that an index is to be loaded again, if there are
-            any.
+    Each embedding space has an engine, of which that of the default index is the first, and a
+    function that opens versions for it. The store says which version of an index is active, and
+    `tell_others` tells other workers to load an index again.
     """
 
     def __init__(
@@ -196,10 +191,8 @@ class Catalog:
     async def open(self, name: str, deadline: float) -> Opened:
         """Returns the index of this name, which `check` has accepted, and opens it if needed.
 
-        Raises:
-            RequestError: If it is not open by the deadline, a time of the event loop [s].
-            IndexVersionError: If it cannot be opened.
-            EmbeddingSpaceError: If no encoder of the service has its embedding space.
+        RequestError if it is not open by the deadline, a time of the event loop [s];
+        IndexVersionError if it cannot be opened.
         """
         if name == self.default_name:
             return self.default

@@ -61,10 +61,7 @@ _REJECTIONS: dict[str, Rejection] = {
 class RequestError(CareError):
     """A request cannot be served; the code determines the HTTP status.
 
-    Attributes:
-        status: HTTP status of the response.
-        rejection: Reason under which metrics count it, if they do.
-        errors: The invalid fields of the request, if any.
+    `errors` are the invalid fields of the request; under `rejection` metrics count it.
     """
 
     def __init__(

@@ -35,6 +35,20 @@ Follow = Callable[[str, int | None], Awaitable[None]]
 _T = TypeVar("_T")
 
 
+@asynccontextmanager
+async def before_deadline(deadline: float) -> AsyncIterator[None]:
+    """Raises `RequestError` if the block does not end before a time of the event loop [s].
+
+    Whether its client disconnects or not: the write goes on, and is served then.
+    """
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError as error:
+        message = "the deadline passed before the changes were served; they can still be made"
+        raise RequestError("deadline_exceeded", message) from error
+
+
 class Writes:
     """Sends writes to the socket of the writer process, then lets all workers `follow` them.
 

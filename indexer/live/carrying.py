@@ -38,16 +38,8 @@ def publish_build(
     """Verifies the version of a build, moves it to its place and activates it.
 
     If documents were written since the build began, the version has their segments too, and of the
-    build not those documents that were replaced or deleted.
-
-    Args:
-        manifest: The manifest of the build, without number and parent.
-        folder: Its hidden folder.
-        start: The version that was active when the build began.
-        base: For an update, the version that it started from.
-
-    Returns:
-        The manifest of the active version.
+    build not those documents that were replaced or deleted. `start` is the version that was active
+    when the build began, `base` the one that an update started from.
 
     Raises:
         IndexVersionError: `base_not_active`, if another version than the base is active, which was

@@ -114,8 +114,7 @@ class LiveFolder:
     def look(self) -> FolderChange | None:
         """Writes what is new, changed or gone, and has been the same in the last two looks.
 
-        Raises:
-            CareError: If it cannot be written; the next look tries it again.
+        CareError if it cannot be written; the next look tries it again.
         """
         found = self._scan()
         seen, self._seen = self._seen, found
@@ -180,8 +179,7 @@ class LiveFolder:
     def _documents(self, name: str, process: ReaderProcess) -> Iterator[tuple[Location, Document]]:
         """Yields the documents of a file; the log has what is rejected.
 
-        Raises:
-            CareError: At the end if records are rejected, so that no document is deleted.
+        CareError at the end if records are rejected, so that no document is deleted.
         """
         rejected = 0
         path = self._folder / name

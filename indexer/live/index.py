@@ -44,19 +44,12 @@ _BATCH = 32
 
 @dataclass
 class _Encoded:
-    """What the texts of a commit were encoded to.
-
-    Attributes:
-        vectors: By text.
-        tokens: Token vectors by text, uint8 [tokens, bytes].
-        failed: Why a text cannot be encoded.
-        error: Why the encoder failed for all other texts.
-    """
+    """What the texts of a commit were encoded to, by text."""
 
     vectors: dict[str, FloatArray] = field(default_factory=dict)
-    tokens: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    error: CareError | None = None
+    tokens: dict[str, NDArray[np.uint8]] = field(default_factory=dict)  # [tokens, bytes]
+    failed: dict[str, str] = field(default_factory=dict)  # why one cannot be encoded
+    error: CareError | None = None  # why the encoder failed for all others
 
 
 class LiveIndex:

@@ -23,17 +23,11 @@ _CHUNK_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Segments that were joined.
+    """Segments that were joined."""
 
-    Attributes:
-        sources: By `Part.key` of each segment, in the order of their rows: those of its rows that
-            the new segment has, int64 [n].
-        entry: How manifests name the new segment; no row of it is deleted.
-        segment: The new segment.
-    """
-
+    # By `Part.key` of each segment, in the order of their rows: those that the new one has.
     sources: dict[str, RowArray]
-    entry: SegmentEntry
+    entry: SegmentEntry  # how manifests name the new segment; no row of it is deleted
     segment: NewSegment
 
     def is_of(self, state: IndexState) -> bool:
@@ -67,10 +61,8 @@ def segments_to_join(entries: Sequence[SegmentEntry], most: float = math.inf) ->
 def join(index: IndexWriter, state: IndexState, places: Sequence[int]) -> Joined | None:
     """Writes one segment of the documents of some; the index is locked for builds.
 
-    Its folder has no manifest: it is deleted by a prune unless a version names it.
-
-    Returns:
-        The new segment, or None if no document is left in the others.
+    Its folder has no manifest: it is deleted by a prune unless a version names it. None if no
+    document is left in the others.
     """
     with index.new_version("joined") as (version, folder):
         if joined := write_joined(state, places, version, folder):

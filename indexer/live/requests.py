@@ -32,17 +32,11 @@ Chunks = list[Document]
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A request whose records were checked.
-
-    Attributes:
-        write: The request.
-        put: The chunks of each record of `put`, or why it is rejected.
-        patch: The metadata of each pair of `patch` as they are stored, or why they are rejected.
-    """
+    """A request whose records were checked."""
 
     write: Write
-    put: list[Chunks | Reject]
-    patch: list[Document | Reject]
+    put: list[Chunks | Reject]  # the chunks of each record, or why it is rejected
+    patch: list[Document | Reject]  # the metadata of each pair as they are stored, or why not
 
     def documents(self) -> Iterator[Chunks]:
         """Yields the chunks of each valid record."""
@@ -81,17 +75,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What all requests of a commit change.
+    """What all requests of a commit change, by id."""
 
-    Attributes:
-        new: The chunks of documents that are new or differ, by id.
-        removed: Rows of documents that are replaced or deleted, by id.
-        sources: Rows of the documents that `new` ones replace, by id.
-    """
-
-    new: dict[str, Chunks]
-    removed: dict[str, range]
-    sources: dict[str, range]
+    new: dict[str, Chunks]  # documents that are new or differ
+    removed: dict[str, range]  # rows of documents that are replaced or deleted
+    sources: dict[str, range]  # rows of the documents that `new` ones replace
 
     def __bool__(self) -> bool:
         return bool(self.new or self.removed)
@@ -100,11 +88,8 @@ class Changes:
 class Requests:
     """Applies requests to the documents of a version, each after those before it.
 
-    Args:
-        state: The version.
-        failed: Why texts cannot be encoded.
-        lacking: Given the chunks of a document and the rows of the one that it replaces, returns
-            the error for which they have no vectors, if any.
+    `failed` says why texts cannot be encoded. `lacking` gets the chunks of a document and the rows
+    of the one that it replaces, and returns the error for which they have no vectors, if any.
     """
 
     def __init__(

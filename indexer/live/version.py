@@ -38,36 +38,23 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a new version changes.
+    """What a new version changes."""
 
-    Attributes:
-        removed: Rows of the version before that the new one has no more.
-        record: Numbers of documents; None if they stay.
-        segment: The new documents, if there are any.
-        joined: Segments that another one replaces.
-        carried: Segments of other versions.
-        corpus: Other facts of the corpus: `files`, `rejected`, `truncated`, `tokens`.
-        encoded: Number of texts that were encoded.
-        fusion: How a hybrid search fuses its channels, if that changes.
-    """
-
-    removed: BitMap
-    record: UpdateRecord | None = None
-    segment: NewSegment | None = None
-    joined: Joined | None = None
-    carried: Sequence[Carried] = ()
-    corpus: Mapping[str, object] | None = None
-    encoded: int = 0
-    fusion: Mapping[str, float] | None = None
+    removed: BitMap  # rows of the version before that the new one has no more
+    record: UpdateRecord | None = None  # numbers of documents; None if they stay
+    segment: NewSegment | None = None  # the new documents, if there are any
+    joined: Joined | None = None  # segments that another one replaces
+    carried: Sequence[Carried] = ()  # segments of other versions
+    corpus: Mapping[str, object] | None = None  # files, rejected, truncated, tokens
+    encoded: int = 0  # texts that were encoded
+    fusion: Mapping[str, float] | None = None  # of a hybrid search, if that changes
 
 
 def compose(state: IndexState, version: str, changed: Changed) -> tuple[IndexManifest, BitMap]:
-    """Returns the manifest of a new version, without what is known at publication, and its rows.
+    """Returns the manifest of a new version, and the rows that the version has no more.
 
-    A segment besides the base of which no document is left is left out.
-
-    Returns:
-        The manifest, and the rows that the version has no more.
+    What is known at publication is not in it yet. A segment besides the base of which no document
+    is left is left out.
     """
     layout = _Layout()
     gone = state.deleted | changed.removed
@@ -165,9 +152,7 @@ def publish(
     """Publishes a version whose segment, if any, is in its hidden folder; locked for changes.
 
     All files are flushed to disk before the folder gets its name, and that before it is activated.
-
-    Returns:
-        The manifest with parent, number and files.
+    Returns the manifest with parent, number and files.
     """
     files = {}
     if deleted:

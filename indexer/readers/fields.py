@@ -62,8 +62,7 @@ def guess_fields(
 ) -> FieldNames | None:
     """Returns the fields of a table: the given ones, then known names, then the longest texts.
 
-    Returns:
-        The fields with a text and all metadata named; None if no column can be the text.
+    All of them are named; None if no column can be the text.
     """
     free = [name for name in columns if name not in given.named]
     text = given.text or known_text(free) or _longest(free, rows)

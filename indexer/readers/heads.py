@@ -27,12 +27,10 @@ _NUMBERS = r"\d〇一二三四五六七八九十"
 def drop_heads(
     pages: Sequence[list[Line]], larger: Iterable[int], titles: Iterable[tuple[int, str]]
 ) -> list[list[Line]]:
-    """Returns the lines of the pages without headers and footers.
+    """Returns the lines of the pages, which are from top to bottom, without headers and footers.
 
-    Args:
-        pages: Lines of each page, from top to bottom.
-        larger: Sizes of lines that are headings, as those of chapters and slides.
-        titles: Numbers of pages, from 1, and titles of the outline that begin there.
+    `larger` are sizes of lines that are headings, as those of chapters and slides; `titles` numbers
+    of pages, from 1, and titles of the outline that begin there.
     """
     with_text = sum(map(bool, pages))
     if with_text < _MIN_PAGES:

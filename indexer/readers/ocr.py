@@ -23,9 +23,7 @@ _SAME_HEIGHT = 0.3
 def recognize(page: Any) -> list[Line]:
     """Returns the pieces of text of a page of pypdfium2, in no order.
 
-    Raises:
-        ModuleNotFoundError: If the extra `ocr` is not installed.
-        UnreadableError: If the page cannot be drawn, or its text not be recognized.
+    ModuleNotFoundError if the extra `ocr` is not installed.
     """
     engine = _engine()
     for width, height in (image.get_px_size() for image in images(page)):

@@ -51,10 +51,8 @@ class ReaderProcess:
     ) -> Iterator[Found | Report]:
         """Yields reports, and the records of a file; the name of a file decides its format.
 
-        With `ocr` the text of scanned pages is recognized.
-
-        Raises:
-            UnreadableError: If the file cannot be read, or exceeds a limit.
+        With `ocr` the text of scanned pages is recognized. UnreadableError if the file cannot be
+        read, or exceeds a limit.
         """
         request = {
             "path": str(path.absolute()),

@@ -1,4 +1,4 @@
-"""Tables: CSV and TSV, Excel, JSON arrays, JSONL; and the rules for all tables."""
+"""Tables: CSV and TSV, Excel, JSON arrays, JSONL, Parquet, Arrow; and the rules for all tables."""
 
 import csv
 import io
@@ -25,6 +25,8 @@ _FIRST = 200
 # Most columns that an error names.
 _NAMED = 20
 _DELIMITERS = ",;\t|"
+# Rows of Parquet and Arrow that are read together.
+_BATCH_ROWS = 64
 
 Row = tuple[int, dict[str, Any] | str]
 
@@ -70,7 +72,7 @@ def _delimited(
                 reason += "text with delimiters or line ends between double quotes"
                 yield number, reason
 
-    yield from table_items(source, columns, records(), report)
+    yield from _table_items(source, columns, records(), report)
 
 
 def _csv_lines(lines: Iterable[str], delimiter: str) -> Any:
@@ -130,7 +132,7 @@ def read_excel(source: Source) -> Iterator[Item]:
         )
         extra = {"sheet": sheet.title} if label else {}
         prefix = f"{sheet.title}!" if label else ""
-        yield from table_items(source, columns, records, report, extra, prefix)
+        yield from _table_items(source, columns, records, report, extra, prefix)
     if not found:
         raise UnreadableError("has no rows", "empty_file")
 
@@ -207,10 +209,44 @@ def _objects(source: Source, values: Iterable[tuple[int, Any]], report: Report) 
     every = rows()
     first = list(islice(every, _FIRST))
     columns = list(dict.fromkeys(name for _, row in first if isinstance(row, dict) for name in row))
-    yield from table_items(source, columns, chain(first, every), report)
+    yield from _table_items(source, columns, chain(first, every), report)
 
 
-def table_items(
+def read_parquet(source: Source) -> Iterator[Item]:
+    """Reads Parquet whose columns have other names than those of a corpus."""
+    from pyarrow.parquet import ParquetFile
+
+    file = ParquetFile(source.stream)
+    batches = file.iter_batches(batch_size=_BATCH_ROWS)
+    yield from _batches(source, file.schema_arrow, batches, "Parquet")
+
+
+def read_arrow(source: Source) -> Iterator[Item]:
+    """Reads a file of a data set that `save_to_disk` wrote: an Arrow stream or file."""
+    import pyarrow as pa
+
+    try:
+        stream = pa.ipc.open_stream(source.stream)
+        yield from _batches(source, stream.schema, stream, "Arrow")
+    except pa.ArrowInvalid:
+        source.stream.seek(0)
+        file = pa.ipc.open_file(source.stream)
+        batches = map(file.get_batch, range(file.num_record_batches))
+        yield from _batches(source, file.schema, batches, "Arrow")
+
+
+def _batches(source: Source, schema: Any, batches: Iterable[Any], format_: str) -> Iterator[Item]:
+    rows = (
+        row
+        for batch in batches
+        for start in range(0, len(batch), _BATCH_ROWS)
+        for row in batch.slice(start, _BATCH_ROWS).to_pylist(maps_as_pydicts="lossy")
+    )
+    report = Report(source.name, format_)
+    yield from _table_items(source, list(schema.names), enumerate(rows, start=1), report)
+
+
+def _table_items(
     source: Source,
     columns: Sequence[str],
     rows: Iterable[Row],
@@ -220,15 +256,9 @@ def table_items(
 ) -> Iterator[Item]:
     """Yields the records of a table, after a report of its fields.
 
-    Args:
-        columns: Names of the columns.
-        rows: The number of each row with its values by column, or why there are none.
-        report: Format and encoding.
-        extra: More metadata of each record.
-        prefix: What stands before the number of a row in its id, if no column has ids.
-
-    Raises:
-        UnreadableError: If a given field is missing, or no column can be the text.
+    `rows` have a number each and the values by column, or why there are none; `prefix` stands
+    before the number of a row in its id, if no column has ids. UnreadableError if a given field is
+    missing, or no column can be the text.
     """
     if not columns:  # no record has fields
         yield from ((number, str(row)) for number, row in rows)

@@ -37,10 +37,8 @@ def shown(encoding: str) -> str:
 def detect(stream: BinaryIO, *, html: bool = False) -> str:
     """Returns the encoding of a text: by its mark, or the first that decodes all of it.
 
-    With `html` the encoding that the page declares is tried after UTF-8.
-
-    Raises:
-        UnreadableError: If the text is empty, or neither in UTF-8, UTF-16 nor GB18030.
+    With `html` the encoding that the page declares is tried after UTF-8. UnreadableError if the
+    text is empty, or neither in UTF-8, UTF-16 nor GB18030.
     """
     stream.seek(0)
     sample = stream.read(_SAMPLE)

@@ -130,6 +130,15 @@ def get_state(request: Request) -> State:
     return cast("State", request.scope["app"].state.service)
 
 
+def writes_of(request: Request) -> Writes:
+    """Returns what sends writes; RequestError if the service has no writer process."""
+    writes = get_state(request).writes
+    if writes is None:
+        message = "this service has no process that writes documents"
+        raise RequestError("writer_unavailable", message)
+    return writes
+
+
 def index_name(request: Request) -> str:
     """Returns the name of the index that a request is about.
 

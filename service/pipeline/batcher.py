@@ -193,21 +193,13 @@ class Batcher:
 
 
 def choose_batch(lengths: Sequence[int], budget: int, padding: int) -> set[int]:
-    """Chooses which texts to encode together.
+    """Chooses which texts to encode together; returns their positions in `lengths` [tokens].
 
     The first text, whose turn it is, is always chosen, so that no text waits forever. Texts follow
     in the order of their difference in length from it, if each adds at most `padding` tokens of
     padding and the padded batch (texts × tokens of the longest) stays within the budget. The time
     to encode a batch is proportional to its padded tokens plus a small constant, so a text that
     would add more padding is cheaper in another batch.
-
-    Args:
-        lengths: Tokens of each text, in the order of their turns.
-        budget: Most tokens of a batch, padding included.
-        padding: Most padding that one more text may add [tokens].
-
-    Returns:
-        Positions of the chosen texts in `lengths`.
     """
     chosen = {0}
     longest = lengths[0]

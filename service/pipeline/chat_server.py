@@ -29,16 +29,7 @@ class ChatServer:
 
     Messages are sent to this address only; redirects are not followed. The log has neither a
     message nor an answer. After three failures in a row, calls fail at once, except one test call
-    every five seconds.
-
-    Args:
-        url: Address of the server, with or without `/v1`.
-        model: The server's name of the model.
-        api_key: Key of the server, or "".
-        timeout: Time-out of a whole answer [s].
-
-    Raises:
-        CareError: If the address, the key or the proxy of the environment is not valid.
+    every five seconds. `timeout` is that of a whole answer [s].
     """
 
     def __init__(self, url: str, model: str, api_key: str, timeout: float) -> None:

@@ -25,8 +25,7 @@ from service.errors import RequestError
 from service.limits import ANYONE, Client, Limits, Usages
 from service.observe.metrics import Metrics, Timings
 from service.pipeline.cache import MemoryCache, QueryKeys
-from service.pipeline.flights import Flight
-from service.pipeline.pipeline import DEADLINE_EXCEEDED, QUEUE_FULL, Pipeline, spawn
+from service.pipeline.pipeline import DEADLINE_EXCEEDED, QUEUE_FULL, Flight, Pipeline, spawn
 from service.settings import Settings, plain
 
 if TYPE_CHECKING:
@@ -235,9 +234,6 @@ class Engine:
         A list that does not fit into one part is encoded part by part. The queue holds one part of
         it at a time, so that other requests are admitted and encoded between parts. Of several such
         lists, `_LONG_LISTS` are encoded at once and the others wait.
-
-        Raises:
-            RequestError: If the queue is full when the request arrives, or the deadline passes.
         """
         parts = self._pipeline.split(texts, self.settings.max_batch)
         if len(parts) == 1:

@@ -28,17 +28,9 @@ class RerankServer:
     neither a query nor the body of a response. After three failures in a row, calls fail at once,
     except one test call every five seconds.
 
-    Args:
-        url: Address of the server, with or without `/v1`.
-        model: The server's name of the model; "" sends none.
-        api_key: Key of the server, or "".
-        timeout: Time-out of a call, with connecting [s].
-        breaker: The circuit breaker of all calls.
-        truncate_tokens: Most tokens of query and document together, sent as vLLM's
-            `truncate_prompt_tokens`; None sends none.
-
-    Raises:
-        CareError: If the address, the key or the proxy of the environment is not valid.
+    `timeout` is that of a call, with connecting [s]; `truncate_tokens` the most tokens of query and
+    document together, sent as vLLM's `truncate_prompt_tokens`. A model or key that is "" is not
+    sent.
     """
 
     def __init__(
@@ -60,9 +52,8 @@ class RerankServer:
     async def scores(self, query: str, texts: Sequence[str]) -> FloatArray:
         """Returns the score of each text for a query, float32 [n].
 
-        Raises:
-            UnavailableError: If the server does not answer in time, or not with one finite score
-                for each text, or the breaker is open.
+        UnavailableError if the server does not answer in time, or not with one finite score for
+        each text.
         """
         try:
             with self._breaker.call(*_FAILURES, reason=_reason):

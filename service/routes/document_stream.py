@@ -10,11 +10,10 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from core.writes import INVALID_RECORD, Rejected, Write, Written
-from service.access.guards import charge_rate, get_state, index_name, visible_to
+from service.access.guards import charge_rate, get_state, index_name, visible_to, writes_of
 from service.errors import RequestError
 from service.http.body import invalid, parse_line
-from service.routes.write_requests import before_deadline, writes_of
-from service.writes import changes
+from service.writes import before_deadline, changes
 
 # Documents of the first group. The next has twice as many if that took less than `_SHORT` [s], and
 # half as many if it took more than a quarter of its time; at most `CARE_MAX_DOCUMENTS`.

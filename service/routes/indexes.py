@@ -18,14 +18,15 @@ from service.access.guards import (
     index_name,
     may,
     problem_responses,
+    writes_of,
 )
+from service.document_schemas import CREATE_BODY, CreateRequest, DeletedIndexResponse
 from service.errors import RequestError, unknown_index
 from service.http.body import parse_body, read_body
 from service.http.exchange import header
 from service.routes.direct_route import routes_for
 from service.routes.search import IndexName, described
-from service.routes.write_requests import before_deadline, writes_of
-from service.write_schemas import CREATE_BODY, CreateRequest, DeletedIndexResponse
+from service.writes import before_deadline
 
 # The index need not exist: the route checks the role in the one that it names.
 create_routes = routes_for(Depends(RequireRole("admin", anywhere=True)), tags=["administration"])

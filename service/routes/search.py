@@ -34,7 +34,7 @@ from service.access.guards import (
     visible_to,
 )
 from service.catalog import Opened
-from service.document_schema import DocumentResponse, DocumentsResponse
+from service.document_schemas import DocumentResponse, DocumentsResponse
 from service.observe.metrics import STAGES, Timings
 from service.routes.answers import are_short, batch_json, search_json, sent_in_parts, size_of_hits
 from service.routes.direct_route import routes_for

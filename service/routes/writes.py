@@ -13,7 +13,7 @@ from core.conditions import parse_filter
 from core.errors import QueryError
 from core.types import Conjunction
 from core.writes import MUST_EXIST, MUST_NOT_EXIST, Write, Written
-from service import write_schemas as schemas
+from service import document_schemas as schemas
 from service.access.guards import (
     RequireRole,
     Timeout,
@@ -23,14 +23,14 @@ from service.access.guards import (
     index_name,
     opened_index,
     visible_to,
+    writes_of,
 )
 from service.errors import RequestError, is_request_error
 from service.http.body import is_lines, parse_documents, read_body
 from service.routes.direct_route import routes_for
 from service.routes.document_stream import write_lines
 from service.routes.search import DocumentId, both
-from service.routes.write_requests import before_deadline, writes_of
-from service.writes import changes
+from service.writes import before_deadline, changes
 
 write_routes = routes_for(Depends(RequireRole("write")), tags=["documents"])
 

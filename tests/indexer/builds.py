@@ -62,16 +62,8 @@ def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
 def to_schema_1(manifest: dict[str, Any]) -> None:
     """Removes the fields of a manifest that schema 1 does not have."""
     manifest["schema_version"] = 1
-    for name in (
-        "parent",
-        "number",
-        "backend",
-        "dtype",
-        "store",
-        "components",
-        "thresholds",
-        "fusion",
-    ):
+    names = ("parent", "number", "backend", "dtype", "store", "components", "thresholds", "fusion")
+    for name in names:
         del manifest[name]
 
 

@@ -22,9 +22,11 @@ _CONTEXT.set_forkserver_preload(["tests.indexer.processes"])
 Job = Callable[[Path, BigramEncoder], object]
 
 
-def build_corpus(folder: Path, encoder: BigramEncoder) -> None:
-    """Builds index 'test' from `corpus.jsonl`."""
-    build(build_options(folder, folder / "corpus.jsonl"), encoder, BigramEncoder("query"))
+def build_corpus(folder: Path, encoder: BigramEncoder) -> int:
+    """Builds index 'test' from `corpus.jsonl`; returns how many texts need no encoding again."""
+    options = build_options(folder, folder / "corpus.jsonl")
+    _, encoded = build(options, encoder, BigramEncoder("query"))
+    return encoded.summary.resumed_texts
 
 
 def update_index(folder: Path, encoder: BigramEncoder) -> None:

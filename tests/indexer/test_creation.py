@@ -6,17 +6,15 @@ from typing import Any
 
 import pytest
 
-from core.aliases import remove_alias, set_alias
 from core.errors import CareError, CorpusError, IndexVersionError
 from core.files import sync
-from core.locks import exclusive
 from core.manifest import FULL_TEXT, TERMS, Chunking, IndexManifest
 from core.terms import TermList
 from core.versions import IndexFolder, list_indexes, read_manifest
 from core.writes import Write, Written
 from indexer.live.creation import create_index, delete_index
 from indexer.live.index import LiveIndex
-from indexer.publication import BUILD_LOCK, IndexWriter, verify_version
+from indexer.publication import IndexWriter, verify_version
 from indexer.update import active_manifest, merge
 from indexer.versions import prune
 from search.snapshot import load_index
@@ -161,18 +159,10 @@ def test_a_deleted_index_is_gone_and_readers_keep_it(like: IndexManifest, new: I
     assert ids(new) == []
 
 
-def test_an_index_that_others_need_is_not_deleted(like: IndexManifest, new: IndexWriter) -> None:
+def test_an_index_with_vectors_in_milvus_is_not_deleted(
+    like: IndexManifest, new: IndexWriter
+) -> None:
     create_index(new, like, ENCODER)
-    set_alias(new.root, "live", "new")
-    with raises(IndexVersionError, "index_has_alias", alias="live"):
-        delete_index(new)
-    with raises(IndexVersionError, "index_is_alias"):
-        IndexWriter(new.root, "live")
-    remove_alias(new.root, "live")
-    with exclusive(new.path, "build", BUILD_LOCK):
-        for change in (lambda: delete_index(new), lambda: create_index(new, like, ENCODER)):
-            with raises(CareError, "index_busy", index="new"):
-                change()
     (new.path / "old").mkdir()
     (new.path / "old" / "vectors.milvus").touch()
     with raises(CareError, "no_segments"):

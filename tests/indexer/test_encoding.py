@@ -1,12 +1,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from core.encoders import Encoding
 from core.errors import TextRejectedError, VectorError
+from core.manifest import Chunking
 from core.shards import complete_shards
 from core.text import document_text
 from core.types import FloatArray
@@ -103,18 +105,20 @@ def test_an_encoded_corpus_is_not_encoded_again(options: OptionsMaker) -> None:
     assert (second.folder, second.summary.tokens) == (first.folder, first.summary.tokens)
 
 
-@pytest.mark.parametrize("changes", [{"shard_size": 8}, {"batch_size": 2}])
-def test_other_settings_do_not_share_shards(options: OptionsMaker, changes: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "space"),
+    [
+        ({"shard_size": 8}, "bigrams-1"),
+        ({"batch_size": 2}, "bigrams-1"),
+        ({}, "other-9"),
+    ],
+)
+def test_other_settings_and_encoders_do_not_share_shards(
+    options: OptionsMaker, changes: dict[str, Any], space: str
+) -> None:
     encode(options(make_records(20)), BigramEncoder("document"))
-    encoder = BigramEncoder("document")
+    encoder = BigramEncoder("document", space)
     encode(options(make_records(20), **changes), encoder)
-    assert encoder.texts_seen == 20
-
-
-def test_another_encoder_does_not_share_shards(options: OptionsMaker) -> None:
-    encode(options(make_records(20)), BigramEncoder("document"))
-    encoder = BigramEncoder("document", space="other-9")
-    encode(options(make_records(20)), encoder)
     assert encoder.texts_seen == 20
 
 
@@ -171,15 +175,14 @@ def test_the_document_of_a_rejected_text_is_named(options: OptionsMaker) -> None
         encode(options(records), RefusingEncoder(records[33]["text"]))
 
 
-def test_vectors_of_another_backend_or_dtype_have_separate_folders(options: OptionsMaker) -> None:
-    folders = {
-        encode(
-            options(make_records(4), backend=backend, dtype=dtype), BigramEncoder("document")
-        ).folder
-        for backend in BACKENDS[1:]
-        for dtype in DTYPES
-    }
-    assert len(folders) == len(BACKENDS[1:]) * len(DTYPES)
+def test_other_encodings_and_chunks_have_separate_folders(options: OptionsMaker) -> None:
+    changes: list[dict[str, Any]] = [
+        *({"backend": backend, "dtype": dtype} for backend in BACKENDS[1:] for dtype in DTYPES),
+        *({"chunking": Chunking(tokens=25, overlap=overlap)} for overlap in (0, 5)),
+    ]
+    settings = [options(make_records(4), **each) for each in changes]
+    folders = {encode(each, BigramEncoder("document")).folder for each in settings}
+    assert len(folders) == len(changes)
 
 
 def test_the_default_batch_size_depends_on_the_backend() -> None:

@@ -19,20 +19,15 @@ from core.types import FloatArray
 from core.versions import IndexFolder
 from indexer.build import BuildOptions, EncodedCorpus, build, encode
 from indexer.failures import FailureIsolator
-from indexer.publication import IndexWriter, verify_version
-from indexer.update import Changes, active_manifest, update
-from stores.faiss.store import FaissStore
-from stores.segment import open_segments
+from indexer.publication import verify_version
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.errors import raises
-from tests.indexer.builds import build_options, state
-from tests.indexer.conftest import OptionsMaker
+from tests.indexer.builds import state
+from tests.indexer.conftest import Index, OptionsMaker, Records
 from tests.indexer.crashing import POISON, CrashingEncoder
 
 pytestmark = pytest.mark.e2e
-
-Records = list[dict[str, Any]]
 
 COUNT = 60
 
@@ -47,8 +42,12 @@ def without(records: Records, *places: int) -> Records:
     return [record for i, record in enumerate(records) if i not in places]
 
 
-def run(options: BuildOptions, encoder: BigramEncoder) -> tuple[IndexManifest, EncodedCorpus]:
-    return build(options, encoder, BigramEncoder("query"))
+def run(
+    options: BuildOptions, encoder: BigramEncoder | None = None
+) -> tuple[IndexManifest, EncodedCorpus]:
+    """Builds a version, with an encoder that poisoned texts crash unless another one is given."""
+    with CrashingEncoder() as crashing:
+        return build(options, encoder or crashing, BigramEncoder("query"))
 
 
 def listed(encoded: EncodedCorpus, name: str = "failed.jsonl") -> list[dict[str, Any]]:
@@ -60,8 +59,7 @@ def test_documents_that_crash_the_encoder_are_not_indexed(
     options: OptionsMaker, build_version: Builder, places: tuple[int, ...]
 ) -> None:
     settings = options(poisoned(make_records(COUNT), *places), max_reject_rate=0.1)
-    with CrashingEncoder() as encoder:
-        manifest, encoded = run(settings, encoder)
+    manifest, encoded = run(settings)
     assert list(encoded.reasons) == [f"d{place:04d}" for place in places]
     assert [record["id"] for record in listed(encoded)] == list(encoded.reasons)
     assert [record["reason"] for record in listed(encoded)] == list(encoded.reasons.values())
@@ -106,8 +104,7 @@ def test_a_transient_failure_excludes_no_document(
 def test_all_documents_with_a_failed_text_are_excluded_and_counted(options: OptionsMaker) -> None:
     records = poisoned(make_records(COUNT), 5)
     records += [records[5] | {"_id": "copy"}, records[6] | {"_id": "other"}]
-    with CrashingEncoder() as encoder:
-        manifest, encoded = run(options(records, max_reject_rate=0.1), encoder)
+    manifest, encoded = run(options(records, max_reject_rate=0.1))
     assert list(encoded.reasons) == ["d0005", "copy"]
     assert (manifest.corpus.documents, manifest.corpus.rejected) == (COUNT, 2)
     assert manifest.corpus.unique_texts == COUNT - 1
@@ -120,8 +117,7 @@ def test_a_document_is_excluded_with_all_its_chunks(options: OptionsMaker, index
     records = [{"_id": f"d{i}", "text": f"第{i}篇说明。" * 2 * i} for i in range(1, 11)]
     records[6]["text"] += f"{POISON}。"
     settings = options(records, chunking=Chunking(tokens=30, overlap=8), max_reject_rate=0.1)
-    with CrashingEncoder() as encoder:
-        manifest, encoded = run(settings, encoder)
+    manifest, encoded = run(settings)
     rows = list(DocumentReader(indexes / "test" / manifest.version / "documents.arrow"))
     assert list(encoded.reasons) == ["d7"]
     assert {row.parent for row in rows} == {f"d{i}" for i in range(1, 11)} - {"d7"}
@@ -132,8 +128,7 @@ def test_a_document_is_excluded_with_all_its_chunks(options: OptionsMaker, index
 def test_failed_texts_are_stored_and_not_tried_again(options: OptionsMaker) -> None:
     records = poisoned(make_records(COUNT), 3, 40)
     settings = options(records, max_reject_rate=0.1)
-    with CrashingEncoder() as encoder:
-        first, encoded = run(settings, encoder)
+    first, encoded = run(settings)
     assert [list(record.failed) for record in complete_shards(encoded.folder)] == [[3], [], [8], []]
     again = BigramEncoder("document")
     second, resumed = run(settings, again)
@@ -152,16 +147,12 @@ def test_more_failed_texts_than_allowed_stop_the_build(
 ) -> None:
     records = [*poisoned(make_records(COUNT), 3, 40), {"_id": "bad"}]
     expected = {"id": "d0040", "count": 2, "allowed": 1}
-    with (
-        CrashingEncoder() as encoder,
-        raises(VectorError, "too_many_failures", **expected) as caught,
-    ):
-        run(options(records, max_reject_rate=0.04), encoder)
+    with raises(VectorError, "too_many_failures", **expected) as caught:
+        run(options(records, max_reject_rate=0.04))
     assert POISON not in str(caught.value)
     assert IndexFolder(indexes, "test").versions() == []
     # Encoded shards are kept.
-    with CrashingEncoder() as encoder:
-        manifest, encoded = run(options(records, max_reject_rate=0.05), encoder)
+    manifest, encoded = run(options(records, max_reject_rate=0.05))
     assert encoded.summary.resumed_texts == 32
     assert (manifest.corpus.documents, manifest.corpus.rejected) == (COUNT - 2, 3)
     assert [record["line"] for record in listed(encoded, "rejects.jsonl")] == [61]
@@ -227,53 +218,32 @@ def test_any_number_of_consecutive_texts_can_be_rejected_by_a_server(
     assert encoder.texts_asked < 8 * COUNT
 
 
-def test_an_update_excludes_a_document_that_crashes_the_encoder(
-    tmp_path: Path, build_version: Builder
-) -> None:
+def test_an_update_excludes_a_document_that_crashes_the_encoder(index: Index) -> None:
     records = make_records(COUNT + 10)
-    build_version(records[:COUNT])
+    index.build(records[:COUNT])
     added = [*poisoned(records[COUNT:], 4), records[7] | {"text": f"{POISON}新"}]
-    changes = Changes(str(write_jsonl(tmp_path / "new.jsonl", added)))
-    before = state(tmp_path / "indexes")
-
-    def change(encoder: BigramEncoder, **more: Any) -> tuple[IndexManifest, EncodedCorpus]:
-        settings = build_options(tmp_path, Path("unread"), **more)
-        base = active_manifest(IndexWriter(settings.indexes, "test"))
-        result = update(settings, changes, base, encoder, BigramEncoder("query"))
-        assert result
-        return result
-
-    # The rate refers to the 11 added documents, not to all 70.
-    with CrashingEncoder() as encoder, raises(VectorError, "too_many_failures"):
-        change(encoder, max_reject_rate=0.1)
-    assert state(tmp_path / "indexes") == before
+    before = state(index.options.indexes)
     with CrashingEncoder() as encoder:
-        manifest, encoded = change(encoder, max_reject_rate=0.2)
+        # The rate refers to the 11 added documents, not to all 70.
+        with raises(VectorError, "too_many_failures"):
+            index.update(added, encoder=encoder, max_reject_rate=0.1)
+        assert state(index.options.indexes) == before
+        manifest, encoded, _ = index.update(added, encoder=encoder, max_reject_rate=0.2)
     assert set(encoded.reasons) == {"d0064", "d0007"}
     assert manifest.corpus.rejected == 2
-    folder = tmp_path / "indexes" / "test" / manifest.version
-    texts = {
-        one.id: one.text for one in open_segments(folder, manifest, FaissStore()).all.documents
-    }
+    texts = {one.id: one.text for one in index.open(manifest).documents}
     # A document that cannot be encoded does not replace the one that is there.
     assert texts == {one["_id"]: one["text"] for one in records if one["_id"] != "d0064"}
 
 
 def test_an_update_reuses_the_vectors_of_a_lossy_version_with_excluded_documents(
-    tmp_path: Path, options: OptionsMaker
+    index: Index, options: OptionsMaker
 ) -> None:
     records = make_records(COUNT + 10)
-    index = {"factory": "HNSW8,SQ8", "recall": 0.9}
-    with CrashingEncoder() as encoder:
-        run(options(poisoned(records[:COUNT], 3, 59), max_reject_rate=0.1, **index), encoder)
-    settings = build_options(tmp_path, Path("unread"), **index)
-    changes = Changes(str(write_jsonl(tmp_path / "new.jsonl", records[COUNT:])))
-    plain = BigramEncoder("document")
-    base = active_manifest(IndexWriter(settings.indexes, "test"))
-    result = update(settings, changes, base, plain, BigramEncoder("query"))
-    assert result
-    assert plain.texts_seen == 10
-    assert result[0].count == COUNT + 8
+    settings = {"factory": "HNSW8,SQ8", "recall": 0.9}
+    run(options(poisoned(records[:COUNT], 3, 59), max_reject_rate=0.1, **settings))
+    manifest, _, texts = index.update(records[COUNT:], **settings)
+    assert (texts, manifest.count) == (10, COUNT + 8)
 
 
 def test_a_corpus_whose_documents_all_fail_is_an_error(options: OptionsMaker) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from core.encoders import Encoding
-from core.errors import CareError, IndexVersionError
+from core.errors import CareError, EmbeddingServerError, IndexVersionError
 from core.packs import PACK_FILE
 from core.verification import verify_files
 from core.versions import read_manifest
@@ -211,7 +211,11 @@ def dies(encoding: Encoding) -> Encoding:
     raise RuntimeError("secret")
 
 
-@pytest.mark.parametrize("change", [nothing_finite, other_dimension, one_less, dies])
+def is_away(encoding: Encoding) -> Encoding:
+    raise EmbeddingServerError("no answer", code="embedding_server_unavailable")
+
+
+@pytest.mark.parametrize("change", [nothing_finite, other_dimension, one_less, dies, is_away])
 def test_an_encoder_that_returns_rubbish_stops_neither_deletes_nor_metadata(
     index: IndexWriter, change: Callable[[Encoding], Encoding]
 ) -> None:
@@ -221,9 +225,11 @@ def test_an_encoder_that_returns_rubbish_stops_neither_deletes_nor_metadata(
     assert "secret" not in str(failed) and "新" not in str(failed)
     assert isinstance(patched, Written) and patched.replaced == 1
     assert isinstance(deleted, Written) and deleted.deleted == 1
+    documents = load_index(index, BigramEncoder()).segment.documents
+    assert {one.id: one.metadata for one in documents}["d0001"] == {"x": 1}
 
 
-@pytest.mark.parametrize("change", [nothing_finite, dies])
+@pytest.mark.parametrize("change", [nothing_finite, dies, is_away])
 def test_a_text_for_which_an_encoder_returns_rubbish_is_rejected_alone(
     index: IndexWriter, change: Callable[[Encoding], Encoding]
 ) -> None:
@@ -231,14 +237,3 @@ def test_a_text_for_which_an_encoder_returns_rubbish_is_rejected_alone(
     assert isinstance(written, Written) and written.added == 1
     assert [(one.id, one.code) for one in written.rejected] == [("new", "not_encoded")]
     assert "新" not in written.rejected[0].reason
-
-
-def test_an_encoder_without_token_vectors_stops_no_deletes(
-    build_version: Builder, index: IndexWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = read_manifest(index.version(index.active()))
-    live = LiveIndex(index, BigramEncoder("document"))
-    monkeypatch.setattr("indexer.live.index.TOKENS", next(iter(manifest.components)))
-    failed, deleted = live.commit([NEW, DELETE])
-    assert isinstance(failed, CareError) and failed.code == "no_token_output"
-    assert isinstance(deleted, Written) and deleted.deleted == 1

@@ -8,8 +8,6 @@ import pytest
 
 from core.conditions import parse_filter
 from core.errors import (
-    CareError,
-    EmbeddingServerError,
     EmbeddingSpaceError,
     IndexVersionError,
 )
@@ -264,45 +262,6 @@ def test_the_last_document_can_be_deleted(live: LiveIndex, index: IndexWriter) -
     assert content(index) == {"a": ("", "一", {})}
 
 
-class BrokenEncoder(BigramEncoder):
-    """Fails for texts that contain a word, or for all."""
-
-    def __init__(self, word: str) -> None:
-        super().__init__("document")
-        self.word = word
-
-    def encode(self, texts: Any) -> Any:
-        if any(self.word in text for text in texts):
-            raise EmbeddingServerError("no answer", code="embedding_server_unavailable")
-        return super().encode(texts)
-
-
-def test_what_needs_no_encoder_works_without_it(build_version: Builder, index: IndexWriter) -> None:
-    build_version(BASE)
-    live = LiveIndex(index, BrokenEncoder(""))
-    failed, patched, deleted = live.commit(
-        [
-            write(put=({"_id": "a", "text": "一"},)),
-            write(patch=(("d0001", {"x": 1}),)),
-            write(delete=("d0002",)),
-        ]
-    )
-    assert isinstance(failed, CareError) and failed.code == "encoder_fails"
-    assert isinstance(patched, Written) and patched.replaced == 1
-    assert isinstance(deleted, Written) and deleted.deleted == 1
-    assert content(index)["d0001"][2] == {"x": 1}
-
-
-def test_a_text_that_cannot_be_encoded_is_rejected_alone(
-    build_version: Builder, index: IndexWriter
-) -> None:
-    build_version(BASE)
-    live = LiveIndex(index, BrokenEncoder("毒"))
-    written = one(live, put=({"_id": "a", "text": "毒"}, {"_id": "b", "text": "药"}))
-    assert [(each.id, each.code) for each in written.rejected] == [("a", "not_encoded")]
-    assert written.added == 1
-
-
 @pytest.mark.parametrize("factory", ["Flat", "HNSW8,SQ8"])
 def test_metadata_is_replaced_without_encoding_if_the_vectors_are_stored(
     build_version: Builder, index: IndexWriter, factory: str
@@ -338,12 +297,6 @@ def test_chunks(build_version: Builder, index: IndexWriter) -> None:
     assert counts(one(live, put=({"_id": "long#1", "text": "x"},))) == (1, 0, 0, 0)
 
 
-def test_another_encoder_is_refused(build_version: Builder, index: IndexWriter) -> None:
-    build_version(BASE)
-    with raises(EmbeddingSpaceError, "other_encoder", differ=["embedding_space"]):
-        LiveIndex(index, BigramEncoder("document", "other-9"))
-
-
 def test_the_same_files_elsewhere_are_the_same_encoder(
     build_version: Builder, index: IndexWriter
 ) -> None:
@@ -357,6 +310,8 @@ def test_the_same_files_elsewhere_are_the_same_encoder(
     encoder.spec = encoder.spec.model_copy(update={"weights_sha256": "1" * 64})
     with raises(EmbeddingSpaceError, "other_encoder", differ=["weights", "weights_sha256"]):
         LiveIndex(index, encoder)
+    with raises(EmbeddingSpaceError, "other_encoder", differ=["embedding_space"]):
+        LiveIndex(index, BigramEncoder("document", "other-9"))
 
 
 def test_a_commit_costs_as_the_change(

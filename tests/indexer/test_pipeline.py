@@ -138,9 +138,7 @@ def test_the_next_batch_is_tokenized_while_one_is_encoded(options: OptionsMaker)
     assert encode(options(make_records(count)), Watching()).summary.new_texts == count
 
 
-def test_concurrent_calls_of_an_encoder_keep_the_order(
-    options: OptionsMaker,
-) -> None:
+def test_concurrent_calls_of_an_encoder_keep_the_order(options: OptionsMaker) -> None:
     records = make_records(2 * SHARD_SIZE)
     barrier = Barrier(2, timeout=LIMIT)
 
@@ -156,9 +154,7 @@ def test_concurrent_calls_of_an_encoder_keep_the_order(
     assert [(folder / f"shard-0000{i}.npy").read_bytes() for i in range(2)] == expected
 
 
-def test_only_the_failing_text_of_two_concurrent_calls_is_excluded(
-    options: OptionsMaker,
-) -> None:
+def test_only_the_failing_text_of_two_concurrent_calls_is_excluded(options: OptionsMaker) -> None:
     records = make_records(4 * SHARD_SIZE)
     records[21]["text"] = f"{POISON}{records[21]['text']}"
     barrier = Barrier(2, timeout=LIMIT)

@@ -8,6 +8,7 @@ import pytest
 
 from core.errors import CareError
 from core.manifest import IndexManifest
+from core.shards import complete_shards
 from core.versions import IndexFolder
 from indexer.publication import IndexWriter, verify_version
 from indexer.versions import prune
@@ -86,7 +87,10 @@ def test_a_job_killed_at_any_point_is_resumed_with_the_same_result(
     if before or (folder / "indexes" / "test" / "CURRENT").exists():
         manifest = active(folder)
         assert [manifest.version] == before or contents(manifest) == expected
-    job(folder, BigramEncoder("document"))
+    builds = list((folder / "builds" / "test").glob("*/"))
+    complete = sum(shard.rows for build in builds for shard in complete_shards(build))
+    resumed = job(folder, BigramEncoder("document"))
+    assert job is update_index or resumed == complete
     assert contents(active(folder)) == expected
     prune(IndexWriter(folder / "indexes", "test"), folder / "builds", keep=1)
     kept = {path.name for path in (folder / "indexes" / "test").iterdir()}

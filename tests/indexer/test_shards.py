@@ -87,9 +87,7 @@ def test_shards_after_a_damaged_one_are_not_complete(
     assert whole(folder) == [0, 1, 2]
 
 
-def test_only_the_truncated_line_of_a_journal_is_lost(
-    folder: Path,
-) -> None:
+def test_only_the_truncated_line_of_a_journal_is_lost(folder: Path) -> None:
     journal = folder / "journal.jsonl"
     content = journal.read_bytes()
     last = content.index(b'{"shard":2')

@@ -80,12 +80,6 @@ def test_a_duplicate_id_is_an_error_that_names_both_locations(corpus: Path) -> N
     assert f"{corpus} line 2" in str(caught.value)
 
 
-def test_an_integer_id_equals_its_string(corpus: Path) -> None:
-    write_jsonl(corpus, [{"_id": 1, "text": "a"}, {"_id": "1", "text": "b"}])
-    with raises(CorpusError, "duplicate_id", line=2, id="1"):
-        run(corpus)
-
-
 def test_rejects_are_listed_with_their_location_and_all_others_are_staged(corpus: Path) -> None:
     write_jsonl(corpus, with_bad(98, 2))
     staged = run(corpus, max_reject_rate=0.02)
@@ -103,6 +97,8 @@ def test_too_many_rejects_are_an_error_that_names_the_first(corpus: Path) -> Non
         run(corpus, max_reject_rate=0.02)
     assert f"{corpus} line 98" in str(caught.value)
     assert str(corpus.parent / "rejects.jsonl") in str(caught.value)
+    with raises(CorpusError, "too_many_rejects", rejected=2, total=2):
+        run(write_jsonl(corpus, with_bad(0, 2)), max_reject_rate=1)
 
 
 def test_a_later_run_may_allow_fewer_rejects_or_more(corpus: Path) -> None:
@@ -111,11 +107,6 @@ def test_a_later_run_may_allow_fewer_rejects_or_more(corpus: Path) -> None:
     with raises(CorpusError, "too_many_rejects", rejected=1, total=10):
         run(corpus, max_reject_rate=0.05)
     assert run(corpus, max_reject_rate=0.2) == staged
-
-
-def test_a_corpus_of_rejects_is_an_error(corpus: Path) -> None:
-    with raises(CorpusError, "too_many_rejects", rejected=2, total=2):
-        run(write_jsonl(corpus, with_bad(0, 2)), max_reject_rate=1)
 
 
 def test_too_many_different_fields_are_an_error_that_names_the_record(corpus: Path) -> None:
@@ -189,12 +180,19 @@ def test_an_id_that_is_also_a_chunk_id_is_an_error_that_names_both_locations(
     assert f"{corpus} line {chunked}" in str(caught.value)
 
 
-@pytest.mark.parametrize("sentences", [(3, 3), (1, 3), (3, 1)])
-def test_a_duplicate_id_is_an_error_with_and_without_chunks(
-    corpus: Path, sentences: tuple[int, int]
+@pytest.mark.parametrize(
+    "records",
+    [
+        [{"_id": 1, "text": "a"}, {"_id": "1", "text": "b"}],
+        *([long_record("1", a), long_record("1", b)] for a, b in ((3, 3), (1, 3), (3, 1))),
+    ],
+    ids=["number", "chunks", "then chunks", "chunks before"],
+)
+def test_a_duplicate_id_is_an_error_also_as_a_number_or_in_chunks(
+    corpus: Path, records: list[dict[str, Any]]
 ) -> None:
-    write_jsonl(corpus, [long_record("a", number) for number in sentences])
-    with raises(CorpusError, "duplicate_id", line=2, id="a"):
+    write_jsonl(corpus, records)
+    with raises(CorpusError, "duplicate_id", line=2, id="1"):
         run(corpus, chunk_tokens=10)
 
 

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ from tests.conftest import make_records, write_jsonl
 from tests.encoders import LATE_INTERACTION, BigramEncoder, TokenBigramEncoder, token_vectors
 from tests.errors import raises
 from tests.indexer.builds import only_folder
+from tests.indexer.conftest import OptionsMaker
 
-OptionsMaker = Callable[..., BuildOptions]
 STORED = LATE_INTERACTION.stored
 RECORDS = make_records(40)
 # Equal texts are encoded once, and have equal token vectors.

@@ -1,6 +1,7 @@
 import os
 import shutil
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,27 +46,16 @@ def keys_of(versions: list[str]) -> list[str]:
     return sorted(version.rpartition("-")[2] for version in versions)
 
 
-def test_versions_are_listed_in_order_and_the_last_is_active(
+def test_any_known_and_intact_version_can_be_activated(
     versions: list[str], index: IndexWriter
 ) -> None:
     assert index.versions() == versions
     assert index.active() == versions[-1]
-
-
-def test_any_version_can_be_activated(versions: list[str], index: IndexWriter) -> None:
     for version in versions:
         activate(index, version)
         assert index.active() == version
-
-
-def test_an_unknown_version_is_an_error_that_names_the_known_versions(
-    versions: list[str], index: IndexWriter
-) -> None:
     with raises(IndexVersionError, "unknown_version", version="x"):
         activate(index, "x")
-
-
-def test_a_damaged_version_cannot_be_activated(versions: list[str], index: IndexWriter) -> None:
     (index.path / versions[2] / "vectors.faiss").unlink()
     with raises(IndexVersionError, "file_missing"):
         activate(index, versions[2])
@@ -98,16 +88,6 @@ def test_the_newest_and_the_active_version_are_kept(
     assert index.active() == versions[active]
 
 
-def test_incomplete_versions_of_killed_builds_are_removed(
-    versions: list[str], index: IndexWriter, builds: Path
-) -> None:
-    left_over = index.path / ".20200101T000000.000000Z-0.tmp"
-    left_over.mkdir()
-    (left_over / "vectors.faiss").write_bytes(b"half")
-    assert prune(index, builds, keep=9) == []
-    assert not left_over.exists()
-
-
 def test_without_an_active_version_nothing_is_deleted(
     versions: list[str], index: IndexWriter, builds: Path
 ) -> None:
@@ -117,12 +97,14 @@ def test_without_an_active_version_nothing_is_deleted(
     assert index.versions() == versions
 
 
-def test_the_build_folder_of_a_deleted_version_is_deleted(
+def test_the_build_folder_of_a_deleted_version_is_deleted_unless_locked(
     versions: list[str], index: IndexWriter, builds: Path
 ) -> None:
     assert keys(builds) == keys_of(versions)
-    prune(index, builds, keep=2)
-    assert keys(builds) == keys_of(versions[2:])
+    (at_work,) = (builds / "test").glob(f"{keys_of(versions[:1])[0]}*")
+    with exclusive(at_work, "build"):
+        prune(index, builds, keep=2)
+    assert keys(builds) == keys_of([versions[0], *versions[2:]])
 
 
 def test_the_build_folder_of_a_kept_version_is_kept(
@@ -147,15 +129,6 @@ def test_build_folders_without_a_version_are_kept(
     prune(index, builds, keep=1)
     kept = keys_of([versions[0], versions[-1]])
     assert keys(builds) == sorted([*kept, *(path.name[:8] for path in (encoded, killed, other))])
-
-
-def test_a_locked_build_folder_is_kept(
-    versions: list[str], index: IndexWriter, builds: Path
-) -> None:
-    (at_work,) = (builds / "test").glob(f"{keys_of(versions[:1])[0]}*")
-    with exclusive(at_work, "build"):
-        prune(index, builds, keep=1)
-    assert keys(builds) == keys_of([versions[0], versions[-1]])
 
 
 def test_a_new_version_has_a_number_and_the_active_one_as_parent(
@@ -224,13 +197,9 @@ def test_an_interrupted_migration_keeps_the_order(
 
 
 def test_a_missing_index_is_not_created(indexes: Path, builds: Path) -> None:
-    for command in (
-        lambda: rollback(IndexWriter(indexes, "no")),
-        lambda: prune(IndexWriter(indexes, "no"), builds, keep=1),
-        lambda: migrate(IndexWriter(indexes, "no")),
-    ):
+    for command in (rollback, partial(prune, builds=builds, keep=1), migrate):
         with raises(IndexVersionError, "no_active_version"):
-            command()
+            command(IndexWriter(indexes, "no"))
     assert not (indexes / "no").exists()
 
 
@@ -240,13 +209,9 @@ def test_a_command_that_waits_too_long_names_the_holder(
     monkeypatch.setattr("indexer.publication.CHANGE_WAIT", 0.0)
     with index.changing("activate"):
         assert [holder.command for holder in holders(index.path)] == ["activate"]
-        for command in (
-            lambda: rollback(index),
-            lambda: prune(index, builds, keep=0),
-            lambda: migrate(index),
-        ):
+        for command in (rollback, partial(prune, builds=builds, keep=0), migrate):
             with raises(CareError, "locked", command="activate", pid=os.getpid()):
-                command()
+                command(index)
     assert index.versions() == versions
     assert holders(index.path) == []
 
@@ -270,6 +235,7 @@ def test_a_prune_removes_what_killed_commands_left(
     (folder,) = (builds / "test").glob(f"{keys_of(versions[3:])[0]}*")
     left = [
         index.path / ".20200101T000000.000000Z-0.deleted" / "f",
+        index.path / ".20200102T000000.000000Z-0.tmp" / "vectors.faiss",
         index.path / f".CURRENT.{token}.tmp",
         builds / "test" / f".{token}.deleted" / "f",
         folder / f".corpus.json.{token}.tmp",

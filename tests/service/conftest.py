@@ -16,12 +16,13 @@ from core.encoders import Encoding, QueryEncoder
 from core.manifest import IndexManifest
 from core.text import document_text
 from core.types import FloatArray
-from indexer.build import BuildOptions, build
+from indexer.build import build
 from service.app import create_app
 from service.settings import Settings
 from stores.base import ScoredRows
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
+from tests.indexer.builds import build_options
 
 ADMIN = {"Authorization": "Bearer secret"}
 BLOCKED = "等待"
@@ -66,13 +67,8 @@ def fresh_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, IndexManifest]:
     """A version of 60 documents, built once; tests get a copy."""
     folder = tmp_path_factory.mktemp("built")
-    options = BuildOptions(
-        corpus=str(write_jsonl(folder / "corpus.jsonl", make_records(60))),
-        name="test",
-        indexes=folder / "indexes",
-        builds=folder / "builds",
-        progress=False,
-    )
+    corpus = write_jsonl(folder / "corpus.jsonl", make_records(60))
+    options = build_options(folder, corpus)
     manifest, _ = build(options, BigramEncoder("document"), BigramEncoder("query"))
     return options.indexes, manifest
 
@@ -121,6 +117,15 @@ def serve(settings: Settings, built: tuple[Path, IndexManifest]) -> Iterator[Ser
 def client(serve: Serve) -> TestClient:
     """The real application over 60 documents, with the test encoder."""
     return serve()
+
+
+def post_search(
+    client: TestClient, *, status: int = 200, path: str = "/search", **body: Any
+) -> Any:
+    """Returns the answer to a query."""
+    response = client.post(path, json=body)
+    assert response.status_code == status, response.text
+    return response.json()
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 30) -> None:

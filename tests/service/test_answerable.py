@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from search.answerable import answerable, is_unanswered, measure
 from service.settings import Settings
 from tests.encoders import BigramEncoder
 from tests.errors import raises
-from tests.service.conftest import BlockingEncoder, Serve, sample
+from tests.service.conftest import BlockingEncoder, Serve, post_search, sample
 from tests.service.test_pipeline import blocked
 
 QUERY, OTHER = "高血压患者的护理", "xyzzy plugh"
 JUDGE = Answerability(vectors=60, threshold=0.5, intercept=-2, weights={"cosine": 4})
 BOTH = Answerability(vectors=60, threshold=0.5, intercept=-2, weights={"cosine": 2, "lexical": 1})
 COUNTER = "care_unanswered_queries_total"
+search = partial(post_search, query=QUERY, mode="dense")
 
 
 def rows(*found: tuple[float, int]) -> Any:
@@ -43,13 +45,6 @@ def judged(tmp_path: Path, pair_file: Path) -> Path:
 @pytest.fixture
 def client(serve: Serve, manifest: IndexManifest, judged: Path) -> TestClient:
     return serve(pair=str(judged))
-
-
-def search(client: TestClient, **body: Any) -> dict[str, Any]:
-    response = client.post("/search", json={"query": QUERY, "mode": "dense"} | body)
-    assert response.status_code == 200
-    answer: dict[str, Any] = response.json()
-    return answer
 
 
 def test_features_are_the_nearest_cosine_and_what_the_nearest_rows_say_of_the_query() -> None:
@@ -132,6 +127,7 @@ def test_a_pair_without_calibration_gives_no_score(serve: Serve, pair_file: Path
 
 def test_a_judge_of_an_index_of_another_size_is_not_used(serve: Serve, judged: Path) -> None:
     pair = load_pair(str(judged))
+    assert pair.answerable == {"dense": JUDGE, "hybrid": BOTH}
     judges = {
         "dense": JUDGE.model_copy(update={"vectors": (61, 6010)}),
         "hybrid": BOTH.model_copy(update={"vectors": (60, 6000)}),
@@ -196,10 +192,6 @@ def test_a_calibration_that_no_search_can_use_is_an_error(
     pair_file.write_text(f"{pair_file.read_text()}\n{table}{weights}")
     with raises(PairError, "bad_field"):
         load_pair(str(pair_file))
-
-
-def test_a_written_pair_keeps_its_calibration(judged: Path) -> None:
-    assert load_pair(str(judged)).answerable == {"dense": JUDGE, "hybrid": BOTH}
 
 
 def test_one_number_of_an_older_release_means_a_tenth_to_ten_times_as_many() -> None:

@@ -18,17 +18,22 @@ from tests.encoders import BigramEncoder
 from tests.errors import raises
 
 
+def written(folder: Path, name: str, **changes: Any) -> Path:
+    """The file of a changed pair, in the embedding space of the test index."""
+    pair = load_pair(name)
+    query, document = (
+        side.model_copy(update={"embedding_space": "bigrams-1", **changes})
+        for side in (pair.query, pair.document)
+    )
+    path = folder / "pair.toml"
+    write_pair(pair.model_copy(update={"query": query, "document": document}), path)
+    return path
+
+
 @pytest.fixture
 def pair(tmp_path: Path) -> Path:
-    """A pair whose weights do not exist, in the embedding space of the test index."""
-    path = tmp_path / "pair.toml"
-    care_mini = load_pair("care-mini")
-    space = {"embedding_space": "bigrams-1", "weights": "missing.onnx"}
-    query, document = (
-        side.model_copy(update=space) for side in (care_mini.query, care_mini.document)
-    )
-    write_pair(care_mini.model_copy(update={"query": query, "document": document}), path)
-    return path
+    """A pair whose weights do not exist."""
+    return written(tmp_path, "care-mini", weights="missing.onnx")
 
 
 def test_another_embedding_space_is_reported_before_the_model_is_loaded(
@@ -44,14 +49,7 @@ def test_a_pair_that_is_not_exported_is_reported(
     settings: Settings, manifest: IndexManifest, tmp_path: Path
 ) -> None:
     """Its query side is a checkpoint of transformers."""
-    path = tmp_path / "pair.toml"
-    pair = load_pair("bge-small-zh-v1.5")
-    space = {"embedding_space": "bigrams-1"}
-    sides = {
-        "query": pair.query.model_copy(update=space),
-        "document": pair.document.model_copy(update=space),
-    }
-    write_pair(pair.model_copy(update=sides), path)
+    path = written(tmp_path, "bge-small-zh-v1.5")
     with raises(PairError, "pair_not_exported", pair=path):
         create_app(settings.model_copy(update={"pair": str(path)}))
 

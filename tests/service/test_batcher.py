@@ -79,16 +79,33 @@ def jobs(*texts: str) -> list[Job]:
     return [Job(text=text) for text in texts]
 
 
-def test_texts_that_arrive_while_the_encoder_is_busy_form_one_batch() -> None:
+@contextmanager
+def busy(budget: int = 1000) -> Iterator[tuple[Batcher, GatedEncoder, Outcomes]]:
+    """The encoder has a batch of one text, 甲, until the test releases it."""
     encoder = GatedEncoder()
-    with running(encoder) as (batcher, outcomes):
+    with running(encoder, budget) as (batcher, outcomes):
         batcher.submit(jobs("甲"))
         assert encoder.entered.acquire(timeout=WAIT)
-        for text in "乙丙丁":
+        yield batcher, encoder, outcomes
+
+
+@pytest.mark.parametrize(
+    ("budget", "texts", "batches"),
+    [
+        pytest.param(1000, ["乙", "丙", "丁"], [["乙", "丙", "丁"]], id="one batch"),
+        pytest.param(4, ["长" * 9, "乙", "丙"], [["长" * 9], ["乙", "丙"]], id="above the budget"),
+        pytest.param(8, ["乙" * 8, "丙", "丁"], [["乙" * 8], ["丙", "丁"]], id="the oldest first"),
+    ],
+)
+def test_texts_that_arrive_while_the_encoder_is_busy_form_batches(
+    budget: int, texts: list[str], batches: list[list[str]]
+) -> None:
+    with busy(budget) as (batcher, encoder, outcomes):
+        for text in texts:
             batcher.submit(jobs(text))
-        encoder.gate.release(2)
+        encoder.gate.release(10)
         outcomes.wait(4)
-    assert encoder.batches == [["甲"], ["乙", "丙", "丁"]]
+    assert encoder.batches == [["甲"], *batches]
 
 
 def test_each_text_gets_its_own_vector() -> None:
@@ -103,10 +120,7 @@ def test_each_text_gets_its_own_vector() -> None:
 
 
 def test_abandoned_texts_are_not_encoded() -> None:
-    encoder = GatedEncoder()
-    with running(encoder) as (batcher, outcomes):
-        batcher.submit(jobs("甲"))
-        assert encoder.entered.acquire(timeout=WAIT)
+    with busy() as (batcher, encoder, outcomes):
         gone, kept = jobs("乙", "丙")
         batcher.submit([gone, kept])
         gone.abandoned = True
@@ -129,36 +143,8 @@ def test_a_failed_batch_fails_its_jobs_only(bad: str) -> None:
     assert isinstance(outcomes.of["乙"], np.ndarray)
 
 
-def test_a_text_longer_than_the_budget_is_a_separate_batch() -> None:
-    encoder = GatedEncoder()
-    with running(encoder, budget=4) as (batcher, outcomes):
-        batcher.submit(jobs("甲"))
-        assert encoder.entered.acquire(timeout=WAIT)
-        batcher.submit(jobs("长" * 9, "乙", "丙"))
-        encoder.gate.release(10)
-        outcomes.wait(4)
-    assert encoder.batches == [["甲"], ["长" * 9], ["乙", "丙"]]
-
-
-def test_the_oldest_text_is_always_in_the_next_batch() -> None:
-    encoder = GatedEncoder()
-    with running(encoder, budget=8) as (batcher, outcomes):
-        batcher.submit(jobs("甲"))
-        assert encoder.entered.acquire(timeout=WAIT)
-        batcher.submit(jobs("乙" * 8, "丙", "丁"))
-        encoder.gate.release(1)
-        assert encoder.entered.acquire(timeout=WAIT)
-        assert encoder.batches[1] == ["乙" * 8]
-        encoder.gate.release(2)
-        outcomes.wait(4)
-    assert encoder.batches[2] == ["丙", "丁"]
-
-
 def test_an_urgent_text_is_encoded_before_the_queue() -> None:
-    encoder = GatedEncoder()
-    with running(encoder, budget=1) as (batcher, outcomes):
-        batcher.submit(jobs("甲"))
-        assert encoder.entered.acquire(timeout=WAIT)
+    with busy(budget=1) as (batcher, encoder, outcomes):
         batcher.submit(jobs("乙"))
         batcher.submit(jobs("急"), first=True)
         encoder.gate.release(3)
@@ -167,10 +153,7 @@ def test_an_urgent_text_is_encoded_before_the_queue() -> None:
 
 
 def test_closing_encodes_the_queue_first() -> None:
-    encoder = GatedEncoder()
-    with running(encoder) as (batcher, outcomes):
-        batcher.submit(jobs("甲"))
-        assert encoder.entered.acquire(timeout=WAIT)
+    with busy() as (batcher, encoder, outcomes):
         batcher.submit(jobs("乙"))
         encoder.gate.release(2)
         batcher.close()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
 from core.filter_table import FilterTable
-from indexer.build import BuildOptions, build
+from indexer.build import build
 from search.hits import Hits, QueryResult
 from service.app import create_app
 from service.http.body import has_more
@@ -24,6 +24,7 @@ from service.routes.answers import are_short
 from service.settings import Settings
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
+from tests.indexer.builds import build_options
 from tests.service.asgi import Exchange, longest_callback
 
 SEARCH, BATCH, EMBED = "/search", "/search/batch", "/v1/embeddings"
@@ -39,13 +40,7 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = make_records(400)
     for record in records:
         record["text"] += "患者应当注意饮食清淡，按时服药，定期复查。" * 20
-    options = BuildOptions(
-        corpus=str(write_jsonl(folder / "corpus.jsonl", records)),
-        name="test",
-        indexes=folder / "indexes",
-        builds=folder / "builds",
-        progress=False,
-    )
+    options = build_options(folder, write_jsonl(folder / "corpus.jsonl", records))
     build(options, BigramEncoder("document"), BigramEncoder("query"))
     return options.indexes
 
@@ -269,6 +264,8 @@ def test_an_aborted_upload_is_not_an_error(indexes: Path, caplog: pytest.LogCapt
     async def send(app: FastAPI) -> None:
         exchange = await Exchange(SEARCH, b'{"query":', aborted=True).run(app)
         assert exchange.status == 0
+        registry, labels = app.state.service.metrics.registry, {"route": SEARCH, "status": "499"}
+        assert registry.get_sample_value("care_http_requests_total", labels) == 1
 
     run(indexes, send)
     (record,) = [record for record in caplog.records if hasattr(record, "fields")]

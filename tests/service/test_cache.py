@@ -1,3 +1,4 @@
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,17 +11,11 @@ from search.hits import CacheEntry
 from service.pipeline.cache import MemoryCache, QueryKeys, VectorCache
 from tests.conftest import Builder, make_records
 from tests.encoders import LATE_INTERACTION, BigramEncoder, make_pair, make_spec
-from tests.service.conftest import ADMIN, Serve, sample
+from tests.service.conftest import ADMIN, Serve, post_search, sample
 
 QUERY = {"query": "高血压患者的护理", "top_k": 5}
 PAIR = make_pair()
-
-
-def ask(client: TestClient, **changes: Any) -> dict[str, Any]:
-    response = client.post("/search", json=QUERY | changes)
-    assert response.status_code == 200
-    answer: dict[str, Any] = response.json()
-    return answer
+ask = partial(post_search, **QUERY)
 
 
 def found(row: int) -> CacheEntry:
@@ -195,26 +190,7 @@ def test_the_order_of_filter_fields_does_not_change_the_key() -> None:
     assert keys.key(Query("a", filter=one), "1") == keys.key(Query("a", filter=other), "1")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"embedding_space": "other"}, {"weights_sha256": "1" * 64}, {"tokenizer_sha256": "1" * 64}],
-)
-def test_another_encoder_has_different_keys(changes: dict[str, str]) -> None:
-    spec = make_spec()
-    other = spec.model_copy(update=changes)
-    assert QueryKeys("secret", spec, PAIR).key(QUERIES[0], "1") != (
-        QueryKeys("secret", other, PAIR).key(QUERIES[0], "1")
-    )
-
-
-def test_keys_depend_on_the_secret() -> None:
-    spec = make_spec()
-    assert QueryKeys("a", spec, PAIR).key(QUERIES[0], "1") != QueryKeys("b", spec, PAIR).key(
-        QUERIES[0], "1"
-    )
-
-
-def test_keys_depend_on_what_judges_and_reranks() -> None:
+def test_keys_depend_on_the_secret_the_encoder_and_what_judges_and_reranks() -> None:
     changes: list[dict[str, Any]] = [{"answerable": {"dense": judge(t)}} for t in (0.2, 0.3)]
     heavier = LATE_INTERACTION.model_copy(update={"weight": 2.0})
     changes += [{"late_interaction": how} for how in (LATE_INTERACTION, heavier)]
@@ -222,6 +198,10 @@ def test_keys_depend_on_what_judges_and_reranks() -> None:
     keys = [QueryKeys("secret", make_spec(), pair) for pair in pairs]
     servers = [["http://host", "a", ""], ["http://host", "b", ""], ["http://host", "a", "9"]]
     keys += [QueryKeys("secret", make_spec(), PAIR, server) for server in servers]
+    names = ("embedding_space", "weights_sha256", "tokenizer_sha256")
+    specs = [make_spec().model_copy(update={name: "1" * 64}) for name in names]
+    keys += [QueryKeys("secret", spec, PAIR) for spec in specs]
+    keys.append(QueryKeys("another", make_spec(), PAIR))
     assert len({each.key(QUERIES[0], "1") for each in keys}) == len(keys)
 
 

@@ -5,7 +5,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from service.http.connections import available_connections
 from service.observe.metrics import Metrics
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
-from tests.service.conftest import Serve, sample, wait_until
+from tests.service.conftest import Serve, post_search, sample, wait_until
 
 QUERY = "高血压患者的护理"
 
@@ -38,9 +38,8 @@ def two(build_version: Builder) -> dict[str, IndexManifest]:
 
 
 def ids(client: TestClient, path: str, **body: Any) -> list[str]:
-    answer = client.post(path, json={"query": QUERY, "top_k": 100} | body)
-    assert answer.status_code == 200, answer.text
-    return [hit["id"] for hit in answer.json()["hits"]]
+    answer = post_search(client, path=path, query=QUERY, top_k=100, **body)
+    return [hit["id"] for hit in answer["hits"]]
 
 
 def catalog_of(client: TestClient) -> Catalog:
@@ -187,18 +186,21 @@ def test_a_damaged_index_disturbs_no_other(
         assert ids(client, "/search")
 
 
-def test_an_index_that_opens_slowly_delays_no_other(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = serve()
-    catalog, release = catalog_of(client), threading.Event()
-    (space, opened) = next(iter(catalog._open_version.items()))
+def before_opening(client: TestClient, wait: Callable[[], object]) -> None:
+    """Lets the catalog wait before it opens a version."""
+    catalog = catalog_of(client)
+    ((space, opened),) = catalog._open_version.items()
 
-    def slowly(folder: Path, **how: Any) -> Any:
-        assert release.wait(30)
+    def later(folder: Path, **how: Any) -> Any:
+        wait()
         return opened(folder, **how)
 
-    monkeypatch.setattr(catalog, "_open_version", {space: slowly})
+    catalog._open_version = {space: later}
+
+
+def test_an_index_that_opens_slowly_delays_no_other(serve: Serve) -> None:
+    client, release = serve(), threading.Event()
+    before_opening(client, lambda: release.wait(30))
     answer = client.post(
         "/indexes/other/search", json={"query": QUERY}, headers={"X-Request-Timeout-Ms": "50"}
     )
@@ -270,25 +272,17 @@ def test_an_index_stays_open_while_it_is_read(serve: Serve, build_version: Build
     assert all(id_.startswith("o") for id_ in read)
 
 
-def test_many_requests_open_an_index_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_requests_open_an_index_once(serve: Serve) -> None:
     client = serve()
-    catalog = catalog_of(client)
-    (space, opened) = next(iter(catalog._open_version.items()))
-    folders = []
-
-    def count(folder: Path, **how: Any) -> Any:
-        folders.append(folder)
-        time.sleep(0.1)
-        return opened(folder, **how)
-
-    monkeypatch.setattr(catalog, "_open_version", {space: count})
+    opened: list[None] = []
+    before_opening(client, lambda: opened.append(time.sleep(0.1)))
 
     async def open_at_once() -> None:
         end = asyncio.get_running_loop().time() + 10
-        await asyncio.gather(*(catalog.open("other", end) for _ in range(20)))
+        await asyncio.gather(*(catalog_of(client).open("other", end) for _ in range(20)))
 
     client.portal.call(open_at_once)  # type: ignore[union-attr]
-    assert len(folders) == 1
+    assert len(opened) == 1
 
 
 def test_all_canaries_of_a_document_encoder_are_checked_once(

@@ -8,27 +8,21 @@ UNLIMITED = resource.RLIM_INFINITY
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "raised", "most", "connections", "backlog"),
+    ("soft", "hard", "raised", "most", "connections"),
     [
-        (1024, 100_000, True, 4096, 4096, 2048),
-        (1024, UNLIMITED, True, 4096, 4096, 2048),
-        (UNLIMITED, UNLIMITED, False, 4096, 4096, 2048),
-        (100_000, 100_000, False, 64, 64, 2048),
+        (1024, 100_000, True, 4096, 4096),
+        (1024, UNLIMITED, True, 4096, 4096),
+        (UNLIMITED, UNLIMITED, False, 4096, 4096),
+        (100_000, 100_000, False, 64, 64),
     ],
 )
 def test_the_limit_of_open_files_is_raised_for_the_connections(
-    monkeypatch: pytest.MonkeyPatch,
-    soft: int,
-    hard: int,
-    raised: bool,
-    most: int,
-    connections: int,
-    backlog: int,
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: bool, most: int, connections: int
 ) -> None:
     limits: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
-    assert available_connections(most) == (connections, backlog)
+    assert available_connections(most) == (connections, 2048)
     assert bool(limits) == raised
     assert all(soft < files <= 100_000 and limit == hard for files, limit in limits)
 

@@ -18,7 +18,7 @@ from indexer.publication import BUILD_LOCK
 from service.access.api_keys import new_key
 from service.settings import Settings
 from tests.conftest import make_records
-from tests.service.conftest import Serve, sample
+from tests.service.conftest import Serve, post_search, sample
 from tests.service.live import running_writer
 
 RECORDS = make_records(3)
@@ -55,9 +55,8 @@ def fault(answer: Any) -> tuple[int, str]:
 
 
 def ids(client: TestClient, name: str, **query: Any) -> list[str]:
-    answer = client.post(f"/indexes/{name}/search", json=QUERY | query)
-    assert answer.status_code == 200, answer.text
-    return sorted(hit["id"] for hit in answer.json()["hits"])
+    answer = post_search(client, path=f"/indexes/{name}/search", **QUERY | query)
+    return sorted(hit["id"] for hit in answer["hits"])
 
 
 def test_a_created_index_is_searched_written_and_deleted(start: Start) -> None:

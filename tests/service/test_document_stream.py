@@ -17,7 +17,7 @@ from service.routes import document_stream
 from service.settings import Settings
 from tests.encoders import BigramEncoder
 from tests.service.live import HeldLive, running_writer
-from tests.service.test_protocol import Client, serving, until
+from tests.service.sockets import Client, serving, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

@@ -80,26 +80,6 @@ def test_a_reload_serves_the_version_that_current_names(
     assert len(answer["hits"]) == 30
 
 
-def test_a_corrupt_version_is_rejected_and_the_old_one_stays(
-    serve: Serve, build_version: Builder, tmp_path: Path
-) -> None:
-    old = build_version(make_records(20))
-    client = serve()
-    new = build_version(make_records(30))
-    path = tmp_path / "indexes" / "test" / new.version / "vectors.faiss"
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    response = client.post("/index/reload", headers=ADMIN)
-    assert response.status_code == 503
-    assert "vectors.faiss" in response.json()["detail"]
-    answer = client.post("/search", json={"query": QUERY}).json()
-    assert answer["index"]["version"] == old.version
-    assert client.get("/health/ready").status_code == 200
-    assert sample(client, "care_index_reloads_total", result="failure") == 1
-    path.write_bytes(content)
-    assert reload(client)["version"] == new.version
-
-
 def test_the_old_version_is_released_after_a_reload(serve: Serve, build_version: Builder) -> None:
     old = build_version(make_records(20))
     client = serve()

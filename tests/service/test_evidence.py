@@ -1,3 +1,4 @@
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,10 @@ from fastapi.testclient import TestClient
 from search.evidence import asked, best_sentence
 from stores.lexical import LexicalIndex
 from tests.conftest import Builder
-from tests.service.conftest import Serve
+from tests.service.conftest import Serve, post_search
 
 QUERY = "发烧吃什么药"
+search = partial(post_search, query=QUERY, evidence=True)
 
 
 def records(count: int = 20) -> list[dict[str, Any]]:
@@ -29,13 +31,6 @@ def records(count: int = 20) -> list[dict[str, Any]]:
 def client(serve: Serve, build_version: Builder) -> TestClient:
     build_version(records())
     return serve()
-
-
-def search(client: TestClient, **body: Any) -> dict[str, Any]:
-    response = client.post("/search", json={"query": QUERY, "evidence": True} | body)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
 
 
 def test_a_hit_quotes_the_sentence_of_its_text(client: TestClient) -> None:

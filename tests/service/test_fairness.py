@@ -8,7 +8,6 @@ from random import Random
 from threading import Event
 
 import pytest
-from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
@@ -18,6 +17,7 @@ from service.pipeline.fairness import FairExecutor, FairQueue
 from service.settings import Settings
 from tests.conftest import ADMIN_KEY, SEARCH_KEY
 from tests.service.conftest import ADMIN, BLOCKED, BlockingEncoder, Serve, sample, wait_until
+from tests.service.test_pipeline import queued
 
 PUSHES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9)), max_size=40)
 
@@ -129,10 +129,6 @@ def keys() -> dict[str, SecretStr]:
 
 APP = {"Authorization": "Bearer asks"}
 OTHER = ADMIN
-
-
-def queued(client: TestClient) -> float:
-    return sample(client, "care_queue_queries")
 
 
 def test_indexes_take_turns_however_many_clients_they_have() -> None:

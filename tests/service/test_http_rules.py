@@ -20,8 +20,8 @@ from service.settings import Settings
 from tests.conftest import ADMIN_KEY
 from tests.encoders import BigramEncoder
 from tests.service.asgi import longest_callback
+from tests.service.sockets import serving, until
 from tests.service.test_problems import FailingEncoder
-from tests.service.test_protocol import serving, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 

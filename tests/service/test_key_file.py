@@ -39,9 +39,19 @@ def status(client: TestClient, secret: str) -> int:
     return client.get("/index", headers={"Authorization": f"Bearer {secret}"}).status_code
 
 
-def replace(path: Path, text: str) -> None:
+FIFO = object()
+
+
+def replace(path: Path, content: Any) -> None:
+    """Replaces a file by a text, bytes or a FIFO; None removes it."""
     new = path.with_name("new")
-    new.write_text(text)
+    if content is None:
+        path.unlink()
+        return
+    if content is FIFO:
+        os.mkfifo(new)
+    else:
+        new.write_bytes(content if isinstance(content, bytes) else content.encode())
     new.replace(path)
 
 
@@ -64,7 +74,6 @@ def test_entries_are_on_lines_or_between_commas_and_comments_are_skipped(
     assert keys.find("secret") == Caller("ops", (Grant("test", "admin"),))
 
 
-FIFO = "FIFO"
 _OPS, _APP = ADMIN_KEY.split(":"), SEARCH_KEY.split(":")
 TOML = f"""
 # of the portal
@@ -91,37 +100,25 @@ def test_a_file_with_tables_is_toml(serve: Serve, path: Path) -> None:
     assert sample(client, RELOADS, result="success") == 1
 
 
-FAULTS: list[tuple[bytes | str | None, str, dict[str, Any]]] = [
+FAULTS: list[tuple[Any, str, dict[str, Any]]] = [
     (None, "key_file_unreadable", {}),
     (FIFO, "key_file_unreadable", {}),
     (b"", "no_api_keys", {}),
     (b"# none\n,\n", "no_api_keys", {}),
-    (f"{SEARCH_KEY}\ncare_aaaa".encode(), "invalid_key_entry", {"entry": 2}),
-    (f"{SEARCH_KEY}\n{SEARCH_KEY}".encode(), "duplicate_key_name", {"name": "app"}),
+    (f"{SEARCH_KEY}\ncare_aaaa", "invalid_key_entry", {"entry": 2}),
+    (f"{SEARCH_KEY}\n{SEARCH_KEY}", "duplicate_key_name", {"name": "app"}),
     (b"\xff\xfe\x00", "invalid_key_entry", {"entry": 1}),
     (b"#" * (1 << 20) + b"#", "key_file_too_large", {"limit": 1 << 20}),
     (b"[[key]]\nname = care_aaaa\n", "invalid_key_file", {"line": 2}),
-    (TOML.replace("search", "care_aaaa").encode(), "invalid_grant", {"entry": 2, "grant": 1}),
+    (TOML.replace("search", "care_aaaa"), "invalid_grant", {"entry": 2, "grant": 1}),
 ]
-
-
-def put(path: Path, content: bytes | str | None) -> None:
-    new = path.with_name("new")
-    if content is None:
-        path.unlink()
-        return
-    if isinstance(content, bytes):
-        new.write_bytes(content)
-    else:
-        os.mkfifo(new)
-    new.replace(path)
 
 
 @pytest.mark.parametrize(("content", "code", "fields"), FAULTS)
 def test_a_wrong_file_is_an_error_at_the_start(
-    path: Path, content: bytes | str | None, code: str, fields: dict[str, Any]
+    path: Path, content: Any, code: str, fields: dict[str, Any]
 ) -> None:
-    put(path, content)
+    replace(path, content)
     with raises(CareError, code, **fields) as caught:
         KeyFile(path, "test")
     assert "aaaa" not in str(caught.value)
@@ -159,7 +156,7 @@ def test_a_wrong_file_keeps_the_keys_and_is_logged_once(
     serve: Serve,
     path: Path,
     caplog: pytest.LogCaptureFixture,
-    content: bytes | str | None,
+    content: Any,
     code: str,
     fields: dict[str, Any],
 ) -> None:
@@ -174,7 +171,7 @@ def test_a_wrong_file_keeps_the_keys_and_is_logged_once(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KeyFile, "_read", count)
-        put(path, content)
+        replace(path, content)
         wait_until(lambda: sample(client, RELOADS, result="failure") == 1)
         seen = reads
         wait_until(lambda: reads > seen + 3)

@@ -18,7 +18,7 @@ from search.snapshot import Snapshot
 from search.task import SearchTask
 from tests.conftest import Builder
 from tests.encoders import BigramEncoder
-from tests.service.conftest import Serve, by_row
+from tests.service.conftest import Serve, by_row, post_search
 
 QUERY = "高血压患者的护理"
 DEPARTMENTS = [*["内科"] * 150, *["外科"] * 30, *["儿科"] * 8, *["眼科"] * 2]
@@ -55,9 +55,7 @@ def client(serve: Serve, manifest: IndexManifest) -> TestClient:
 
 
 def search(client: TestClient, **body: Any) -> list[dict[str, Any]]:
-    response = client.post("/search", json={"query": QUERY} | body)
-    assert response.status_code == 200, response.text
-    hits: list[dict[str, Any]] = response.json()["hits"]
+    hits: list[dict[str, Any]] = post_search(client, query=QUERY, **body)["hits"]
     assert [hit["rank"] for hit in hits] == list(range(1, len(hits) + 1))
     scores = [hit["score"] for hit in hits]
     assert scores == sorted(scores, reverse=True)

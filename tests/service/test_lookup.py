@@ -175,14 +175,3 @@ def test_a_lookup_ends_at_its_deadline(client: TestClient, monkeypatch: pytest.M
         assert client.get("/health/live").status_code == 200
         release.set()
     assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
-
-
-@pytest.mark.parametrize("value", ["0", "soon", "60001"])
-def test_a_wrong_deadline_is_rejected(client: TestClient, value: str) -> None:
-    response = get(client, "d0001", headers={"X-Request-Timeout-Ms": value})
-    assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT"])
-def test_a_document_has_no_other_methods(client: TestClient, method: str) -> None:
-    assert client.request(method, "/documents/d0001").status_code == 405

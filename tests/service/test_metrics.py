@@ -7,7 +7,6 @@ from typing import Any
 import prometheus_client
 import pytest
 from fastapi.testclient import TestClient
-from starlette.types import Message
 
 from core.manifest import Chunking, IndexManifest
 from service.observe.metrics import Metrics
@@ -75,35 +74,6 @@ def test_unknown_paths_share_one_label(client: TestClient) -> None:
         client.get(f"/nowhere/{i}")
     assert read_samples(client).keys() == series
     assert requests(client, "unmatched", 404) == 21
-
-
-async def leave_while_sending(app: Any, path: str) -> None:
-    """Sends half a body and disconnects."""
-    messages: list[Message] = [
-        {"type": "http.request", "body": b'{"query"', "more_body": True},
-        {"type": "http.disconnect"},
-    ]
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": path,
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
-    }
-
-    async def receive() -> Message:
-        return messages.pop(0)
-
-    async def send(_: Message) -> None:
-        pass
-
-    await app(scope, receive, send)
-
-
-def test_a_client_that_disconnects_is_counted_as_499(client: TestClient) -> None:
-    asyncio.run(leave_while_sending(client.app, "/search"))
-    assert requests(client, "/search", 499) == 1
-    assert requests(client, "/search", 422) == 0
 
 
 def test_requests_in_flight_are_counted(serve: Serve) -> None:

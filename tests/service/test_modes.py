@@ -1,6 +1,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,18 @@ from core.manifest import Chunking, IndexManifest
 from stores.lexical import LexicalIndex
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
-from tests.service.conftest import BLOCKED, BlockingEncoder, Serve, exact_scores, sample
+from tests.service.conftest import (
+    BLOCKED,
+    BlockingEncoder,
+    Serve,
+    exact_scores,
+    post_search,
+    sample,
+)
 
 QUERY = make_records(60)[7]["title"]
 WEIGHT = 0.5
+search = partial(post_search, query=QUERY)
 
 
 @pytest.fixture
@@ -32,13 +41,6 @@ def folder(fused: IndexManifest, tmp_path: Path) -> Path:
 @pytest.fixture
 def client(serve: Serve, fused: IndexManifest) -> TestClient:
     return serve()
-
-
-def search(client: TestClient, status: int = 200, **body: Any) -> dict[str, Any]:
-    response = client.post("/search", json={"query": QUERY} | body)
-    assert response.status_code == status
-    answer: dict[str, Any] = response.json()
-    return answer
 
 
 def scores(answer: dict[str, Any]) -> dict[str, float]:
@@ -176,7 +178,7 @@ def test_if_the_encoder_fails_the_full_text_answers(serve: Serve, fused: IndexMa
     assert answer["failed_channels"] == ["dense"]
     assert answer["hits"][0]["id"] == "d0007"
     assert sample(client, "care_channel_failures_total", channel="dense") == 1
-    assert search(client, 500, mode="dense")["code"] == "internal_error"
+    assert search(client, status=500, mode="dense")["code"] == "internal_error"
     encoder.broken = False
     assert (search(client)["cached"], search(client)["cached"]) == (False, True)
 
@@ -188,7 +190,7 @@ def test_if_both_channels_fail_the_search_fails(
     client = serve(encoder)
     encoder.broken = True
     with broken_full_text(monkeypatch):
-        assert search(client, 500)["code"] == "internal_error"
+        assert search(client, status=500)["code"] == "internal_error"
 
 
 @pytest.mark.parametrize("mode", ["lexical", "hybrid"])
@@ -198,14 +200,14 @@ def test_an_index_without_full_text_has_one_mode(
     build_version(make_records(20), full_text=False)
     client = serve()
     assert client.get("/index").json()["modes"] == ["dense"]
-    answer = search(client, 422, mode=mode)
+    answer = search(client, status=422, mode=mode)
     assert answer["errors"][0]["field"] == "mode"
     assert answer["errors"][0]["code"] == "mode_not_available"
     assert search(client)["mode"] == "dense"
 
 
 def test_an_unknown_mode_is_an_error(client: TestClient) -> None:
-    assert search(client, 422, mode="sparse")["errors"][0]["field"] == "mode"
+    assert search(client, status=422, mode="sparse")["errors"][0]["field"] == "mode"
 
 
 def test_a_departed_client_stops_both_channels(serve: Serve, fused: IndexManifest) -> None:

@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.conftest import Builder
-from tests.service.conftest import Serve, sample
+from tests.service.conftest import Serve, post_search, sample
 
 QUERY = "高血压患者的饮食"
 TEXTS = [
@@ -53,9 +53,8 @@ BODIES: list[dict[str, Any]] = [
 
 
 def hits(client: TestClient, body: dict[str, Any], top_k: int) -> list[tuple[float, str]]:
-    response = client.post("/search", json={"query": QUERY, "top_k": top_k} | body)
-    assert response.status_code == 200, response.text
-    return [(hit["score"], hit["id"]) for hit in response.json()["hits"]]
+    found = post_search(client, query=QUERY, top_k=top_k, **body)["hits"]
+    return [(hit["score"], hit["id"]) for hit in found]
 
 
 @pytest.mark.parametrize("options", [{}, {"factory": "HNSW16"}], ids=["Flat", "HNSW"])

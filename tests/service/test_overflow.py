@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -16,7 +16,7 @@ from service.settings import Settings
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.errors import raises
-from tests.service.conftest import BLOCKED, BlockingEncoder, Serve, sample, wait_until
+from tests.service.conftest import BLOCKED, BlockingEncoder, Serve, post_search, sample, wait_until
 from tests.service.test_pipeline import blocked, queued
 
 pytestmark = pytest.mark.usefixtures("manifest")
@@ -25,13 +25,7 @@ pytestmark = pytest.mark.usefixtures("manifest")
 FULL = {"queue_tokens": 8}
 QUERY = {"query": "高血压患者的护理"}
 OTHER = {"query": "糖尿病患者的饮食"}
-
-
-def search(client: TestClient, **body: Any) -> dict[str, Any]:
-    response = client.post("/search", json=QUERY | body)
-    assert response.status_code == 200
-    answer: dict[str, Any] = response.json()
-    return answer
+search = partial(post_search, **QUERY)
 
 
 def test_another_encoder_answers_instead_of_429(serve: Serve) -> None:

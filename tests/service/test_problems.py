@@ -159,9 +159,7 @@ def test_at_most_sixteen_errors_are_listed(client: TestClient) -> None:
     assert len(problem(client.post("/search", json=body), 422)["errors"]) == 16
 
 
-def test_all_errors_of_a_query_are_listed_and_the_first_is_the_detail(
-    client: TestClient,
-) -> None:
+def test_all_errors_of_a_query_are_listed_and_the_first_is_the_detail(client: TestClient) -> None:
     response = client.post("/search", json={"query": 1, "top_k": 0})
     body = problem(response, 422, "invalid_request")
     assert [error["field"] for error in body["errors"]] == ["query", "top_k"]
@@ -223,32 +221,13 @@ def test_request_ids_differ(client: TestClient) -> None:
     assert len({client.get("/index").headers["X-Request-ID"] for _ in range(20)}) == 20
 
 
-def test_a_full_queue_returns_429_with_retry_after(serve: Serve) -> None:
-    encoder = BlockingEncoder()
-    client = serve(encoder, queue_tokens=1)
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(client.post, "/search", json={"query": BLOCKED})
-        assert encoder.entered.wait(30)
-        for path, body in (
-            ("/search", {"query": SECRET}),
-            ("/search/batch", {"queries": [{"query": SECRET}]}),
-        ):
-            response = client.post(path, json=body)
-            problem(response, 429, "overloaded")
-            assert response.headers["Retry-After"] == "1"
-        assert client.get("/health/live").status_code == 200
-        encoder.release.set()
-        assert first.result().status_code == 200
-
-
 def test_a_full_queue_refuses_nothing_that_is_cached_or_in_flight(serve: Serve) -> None:
     encoder = BlockingEncoder()
     client = serve(encoder, queue_tokens=1)
     cached = {"query": "高血压"}
     assert client.post("/search", json=cached).json()["cached"] is False
-    other_fields: dict[str, Any] = cached | {
-        "include": []
-    }  # of the same rows, not of the same JSON
+    # Of the same rows, not of the same JSON.
+    other_fields: dict[str, Any] = cached | {"include": []}
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(client.post, "/search", json={"query": BLOCKED}) for _ in range(2)]
         assert encoder.entered.wait(30)
@@ -270,10 +249,15 @@ def test_a_search_that_is_refused_starts_no_work(
         with monkeypatch.context() as patched:
             patched.setattr(Engine, "search", None)
             for number in range(3):
-                problem(client.post("/search", json={"query": SECRET * number + "?"}), 429)
+                refused = client.post("/search", json={"query": SECRET * number + "?"})
+                problem(refused, 429, "overloaded")
+                assert refused.headers["Retry-After"] == "1"
+        batch = {"queries": [{"query": SECRET}]}
+        problem(client.post("/search/batch", json=batch), 429, "overloaded")
+        assert client.get("/health/live").status_code == 200
         encoder.release.set()
         assert first.result().status_code == 200
-    assert sample(client, "care_rejections_total", reason="queue") == 3
+    assert sample(client, "care_rejections_total", reason="queue") == 4
     assert client.post("/search", json={"query": SECRET}).status_code == 200
 
 

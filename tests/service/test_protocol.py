@@ -1,25 +1,21 @@
-"""Requests as bytes on sockets, in the event loop of the service, without its application."""
+"""The HTTP protocol without the application of the service."""
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
-import uvicorn
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.server import ServerState
+from starlette.types import Message, Receive, Scope, Send
 
-from service.http.connections import ConnectionLimits, Connections
-from service.observe.metrics import Metrics
-from service.server import http_protocol
+from tests.service.sockets import Client, Server, serving, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
 JSON = '{"query":"咳嗽"}'.encode()
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
+PLAIN = GET + b"\r\n"
+GET_LARGE = b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /echo HTTP/1.1\r\nHost: a\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 # More than the buffers of two sockets hold.
@@ -102,109 +98,19 @@ async def answer(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-class Client:
-    """One connection to the server."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    async def send(self, data: bytes) -> None:
-        self.writer.write(data)
-        await self.writer.drain()
-
-    async def answer(self, *, head: bool = False) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and content of the next answer; `head` if it has no content."""
-        lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        fields = dict(line.split(": ", 1) for line in lines[1:-2])
-        size = 0 if head else int(fields.get("content-length", 0))
-        return int(lines[0].split()[1]), fields, await self.reader.readexactly(size)
-
-    async def status(self) -> int:
-        return (await self.answer())[0]
-
-    async def request(self, data: bytes) -> tuple[int, dict[str, str], bytes]:
-        await self.send(data)
-        return await self.answer()
-
-    async def closed(self) -> bool:
-        """Whether the server closes the connection after at most what is in the buffers."""
-        try:
-            while await self.reader.read(65_536):
-                pass
-        except ConnectionError:
-            pass
-        return True
-
-
-class Server:
-    """The protocol over an application."""
-
-    def __init__(self, app: ASGIApp, origins: Sequence[str], **changes: Any) -> None:
-        limits = {"connections": 64, "header_bytes": 16_384, "unsent_bytes": 1 << 30}
-        times = {"client_timeout": 10.0, "keep_alive": 75.0}
-        self.app: Any = app
-        self.origins = origins
-        self.metrics = Metrics()
-        settings: dict[str, Any] = limits | times | changes
-        limit = ConnectionLimits(**settings)
-        self.connections = Connections(limit, self.metrics.ended_connections)
-        self.state = ServerState()
-        self._clients: list[Client] = []
-        self._server: asyncio.Server
-
-    async def start(self) -> None:
-        config = uvicorn.Config(self.app, ws="none", lifespan="off", proxy_headers=False)
-        config.load()
-        make = http_protocol(self.connections, self.metrics, self.origins)
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: make(config, self.state, {}, loop), "127.0.0.1", 0
-        )
-
-    async def connect(self) -> Client:
-        address = self._server.sockets[0].getsockname()
-        client = Client(*await asyncio.open_connection(*address, limit=2**16))
-        self._clients.append(client)
-        return client
-
-    async def stop(self) -> None:
-        for client in self._clients:
-            client.writer.transport.abort()
-        self._server.close()
-        self.connections.end_all()
-        while self.state.tasks:
-            await asyncio.wait(self.state.tasks)
-
-    def after(self, seconds: float) -> None:
-        """Ends what is overdue after a time, which need not pass."""
-        self.connections.sweep(asyncio.get_running_loop().time() + seconds)
-
-    def ended(self, reason: str) -> float:
-        return float(self.metrics.ended_connections.labels(reason)._value.get())
-
-
-@asynccontextmanager
-async def serving(
-    app: ASGIApp | None = None, origins: Sequence[str] = (), **changes: Any
-) -> AsyncIterator[Server]:
-    server = Server(app or Echo(), origins, **changes)
-    await server.start()
-    try:
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with serving(Echo()) as server:
         yield server
-    finally:
-        await server.stop()
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    async with serving() as server:
-        yield server
+async def client(server: Server) -> Client:
+    return await server.connect()
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-async def test_common_clients_get_answers_to_their_bodies(server: Server, name: str) -> None:
-    client = await server.connect()
+async def test_common_clients_get_answers_to_their_bodies(client: Client, name: str) -> None:
     for _ in range(2):
         await client.send(CLIENTS[name])
         status, fields, content = await client.request(JSON)
@@ -215,9 +121,8 @@ async def test_common_clients_get_answers_to_their_bodies(server: Server, name: 
 @pytest.mark.parametrize("framing", [b"Content-Length: 5\r\n\r\nhello", b""])
 @pytest.mark.parametrize("protocol", [b"websocket", b"H2C, other"])
 async def test_a_request_to_upgrade_is_answered_in_http_1(
-    server: Server, protocol: bytes, framing: bytes
+    client: Client, protocol: bytes, framing: bytes
 ) -> None:
-    client = await server.connect()
     chunked = b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
     upgrade = POST + b"Connection: keep-alive, upgrade\r\nuPGRADE: " + protocol + b"\r\n"
     _, _, content = await client.request(upgrade + (framing or chunked))
@@ -228,7 +133,7 @@ async def test_requests_are_answered_in_order_however_they_are_cut_into_packets(
     server: Server,
 ) -> None:
     requests = [
-        GET + b"\r\n",
+        PLAIN,
         POST + b"Content-Length: 5\r\n\r\nhello",
         b"\r\n" + POST + b"Content-Length: 0\r\n\r\n",
         GET.replace(b"/", b"/%E7%97%85?a=b", 1) + b"\r\n",
@@ -246,17 +151,17 @@ async def test_requests_are_answered_in_order_however_they_are_cut_into_packets(
             assert (found["path"], found["body"]) == (path, body)
 
 
-async def test_a_thousand_requests_at_once_wait_in_little_memory(server: Server) -> None:
-    client = await server.connect()
-    sending = asyncio.create_task(client.send((GET + b"\r\n") * 10_000))
+async def test_a_thousand_requests_at_once_wait_in_little_memory(
+    server: Server, client: Client
+) -> None:
+    sending = asyncio.create_task(client.send(PLAIN * 10_000))
     for _ in range(10_000):
         assert await client.status() == 200
         assert len(server.state.tasks) <= 2
     await sending
 
 
-async def test_a_second_request_behind_a_chunked_body_is_not_lost_silently(server: Server) -> None:
-    client = await server.connect()
+async def test_a_second_request_behind_a_chunked_body_is_not_lost_silently(client: Client) -> None:
     chunked = CHUNKED + b"5;a=b\r\nhello\r\n0\r\nAuthorization: x\r\n\r\n"
     status, fields, _ = await client.request(chunked)
     assert (status, fields.get("connection")) == (200, None)
@@ -286,8 +191,9 @@ async def test_a_second_request_behind_a_chunked_body_is_not_lost_silently(serve
         CHUNKED + b"5\r\nhelloworld\r\n0\r\n\r\n",
     ],
 )
-async def test_invalid_requests_get_a_problem_with_an_id(server: Server, data: bytes) -> None:
-    client = await server.connect()
+async def test_invalid_requests_get_a_problem_with_an_id(
+    server: Server, client: Client, data: bytes
+) -> None:
     status, fields, content = await client.request(data)
     problem = json.loads(content)
     assert (status, problem["code"]) == (400, "invalid_http")
@@ -320,8 +226,9 @@ async def test_long_heads_are_refused(server: Server, status: int, code: str, he
     assert (await client.request(GET + b"X: " + b"a" * 15_000 + b"\r\n\r\n"))[0] == 200
 
 
-async def test_a_client_that_goes_on_sending_reads_the_refusal(server: Server) -> None:
-    client = await server.connect()
+async def test_a_client_that_goes_on_sending_reads_the_refusal(
+    server: Server, client: Client
+) -> None:
     await client.send(GET + b"X: " + b"a" * 20_000_000)
     assert await client.status() == 431
     assert await client.reader.read() == b""
@@ -332,18 +239,17 @@ async def test_a_client_that_goes_on_sending_reads_the_refusal(server: Server) -
 
 
 async def test_a_client_that_sends_its_whole_body_first_reads_an_early_answer(
-    server: Server,
+    client: Client,
 ) -> None:
-    client = await server.connect()
     early = POST.replace(b"echo", b"early") + b"Content-Length: %d\r\n\r\n" % LARGE
     assert (await client.request(early + bytes(LARGE)))[0] == 200
-    assert (await client.request(GET + b"\r\n"))[0] == 200
+    assert (await client.request(PLAIN))[0] == 200
 
 
 async def test_clients_are_awaited_for_a_limited_time(server: Server) -> None:
     silent, slow, used, unread, late = [await server.connect() for _ in range(5)]
     await slow.send(GET)
-    assert (await used.request(GET + b"\r\n"))[0] == 200
+    assert (await used.request(PLAIN))[0] == 200
     early = POST.replace(b"echo", b"early") + b"Content-Length: 9\r\n\r\n"
     assert (await unread.request(early + b"a"))[0] == 200
     server.app.entered.clear()
@@ -354,16 +260,15 @@ async def test_clients_are_awaited_for_a_limited_time(server: Server) -> None:
     server.after(11)
     assert [await client.closed() for client in (silent, slow, unread)] == [True] * 3
     assert (server.ended("idle"), server.ended("receive")) == (1, 2)
-    assert (await used.request(GET + b"\r\n"))[0] == 200
+    assert (await used.request(PLAIN))[0] == 200
     # The application limits the time of a body.
     assert (await late.request(b"a" * 9))[0] == 200
     server.after(80)
     assert await used.closed()
 
 
-async def test_a_client_that_reads_nothing_is_cut_off(server: Server) -> None:
-    client = await server.connect()
-    await client.send(GET.replace(b"/", b"/large", 1) + b"\r\n")
+async def test_a_client_that_reads_nothing_is_cut_off(server: Server, client: Client) -> None:
+    await client.send(GET_LARGE)
     await until(lambda: server.connections.unsent.own > 0)
     assert server.connections.unsent.own >= LARGE
     server.after(9)
@@ -375,9 +280,10 @@ async def test_a_client_that_reads_nothing_is_cut_off(server: Server) -> None:
     assert await client.closed()
 
 
-async def test_a_slow_client_keeps_its_connection_while_it_reads(server: Server) -> None:
-    client = await server.connect()
-    await client.send(GET.replace(b"/", b"/large", 1) + b"\r\n")
+async def test_a_slow_client_keeps_its_connection_while_it_reads(
+    server: Server, client: Client
+) -> None:
+    await client.send(GET_LARGE)
     await client.reader.readuntil(b"\r\n\r\n")
     left = LARGE
     while left:
@@ -387,16 +293,16 @@ async def test_a_slow_client_keeps_its_connection_while_it_reads(server: Server)
             server.after(8)
     assert await server.app.ended.get() == "answered"
     assert server.connections.unsent.own == 0
-    assert (await client.request(GET + b"\r\n"))[0] == 200
+    assert (await client.request(PLAIN))[0] == 200
 
 
 async def test_unsent_bytes_are_limited() -> None:
     """The client that has kept its answer waiting for longest gives way."""
-    async with serving(unsent_bytes=2 * LARGE + 1000) as server:
+    async with serving(Echo(), unsent_bytes=2 * LARGE + 1000) as server:
         clients = [await server.connect() for _ in range(4)]
         for client in clients:
             server.app.entered.clear()
-            await client.send(GET.replace(b"/", b"/large", 1) + b"\r\n")
+            await client.send(GET_LARGE)
             await server.app.entered.wait()
         await until(lambda: server.ended("unsent") == 2)
         assert server.connections.unsent.own < 3 * LARGE
@@ -406,16 +312,16 @@ async def test_unsent_bytes_are_limited() -> None:
 
 
 async def test_a_new_connection_takes_the_place_of_the_one_that_idles_for_longest() -> None:
-    async with serving(connections=3) as server:
+    async with serving(Echo(), connections=3) as server:
         clients = [await server.connect() for _ in range(3)]
         for client in clients:
-            assert (await client.request(GET + b"\r\n"))[0] == 200
-        assert (await clients[0].request(GET + b"\r\n"))[0] == 200
+            assert (await client.request(PLAIN))[0] == 200
+        assert (await clients[0].request(PLAIN))[0] == 200
         await clients[2].send(POST + b"Content-Length: 1\r\n\r\n")
         new = await server.connect()
-        assert (await new.request(GET + b"\r\n"))[0] == 200
+        assert (await new.request(PLAIN))[0] == 200
         assert await clients[1].closed()
-        assert (await clients[0].request(GET + b"\r\n"))[0] == 200
+        assert (await clients[0].request(PLAIN))[0] == 200
         assert (await clients[2].request(b"a"))[0] == 200
         assert server.ended("limit") == 1
 
@@ -423,11 +329,10 @@ async def test_a_new_connection_takes_the_place_of_the_one_that_idles_for_longes
 SLOW = b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
-@pytest.mark.parametrize("requests", [[SLOW], [SLOW, GET + b"\r\n", SLOW]])
+@pytest.mark.parametrize("requests", [[SLOW], [SLOW, PLAIN, SLOW]])
 async def test_a_client_that_ends_its_side_gets_its_answers(
-    server: Server, requests: list[bytes]
+    server: Server, client: Client, requests: list[bytes]
 ) -> None:
-    client = await server.connect()
     await client.send(b"".join(requests))
     client.writer.write_eof()
     await server.app.entered.wait()
@@ -447,9 +352,8 @@ UPLOAD = POST + b"Content-Length: 9\r\n\r\na"
     [(SLOW, "close"), (SLOW * 2, "close"), (SLOW + UPLOAD, "close"), (UPLOAD, "abort")],
 )
 async def test_a_client_that_ends_the_connection_departs(
-    server: Server, data: bytes, end: str
+    server: Server, client: Client, data: bytes, end: str
 ) -> None:
-    client = await server.connect()
     await client.send(data)
     await server.app.entered.wait()
     getattr(client.writer.transport, end)()
@@ -459,27 +363,23 @@ async def test_a_client_that_ends_the_connection_departs(
 @pytest.mark.parametrize(
     "data", [b"", b"GET", GET, POST + b"Content-Length: 9\r\n\r\na", CHUNKED + b"5\r\nab"]
 )
-async def test_half_a_request_before_the_end_of_input_is_none(server: Server, data: bytes) -> None:
-    client = await server.connect()
+async def test_half_a_request_before_the_end_of_input_is_none(client: Client, data: bytes) -> None:
     await client.send(data)
     client.writer.write_eof()
     assert await client.closed()
 
 
-async def test_a_client_that_sends_only_empty_lines_idles() -> None:
-    async with serving(client_timeout=10.0) as server:
-        client = await server.connect()
-        await client.send(b"\r\n")
-        while not len(server.connections):
-            await asyncio.sleep(0.01)
-        started = asyncio.get_running_loop().time()
-        for _ in range(20):
-            await client.send(b"\r\n\n\r")
-            await asyncio.sleep(0.01)
-        passed = asyncio.get_running_loop().time() - started
-        server.after(10 - passed / 2)
-        assert await client.closed()
-        assert server.ended("idle") == 1
+async def test_a_client_that_sends_only_empty_lines_idles(server: Server, client: Client) -> None:
+    await client.send(b"\r\n")
+    await until(lambda: len(server.connections) > 0)
+    started = asyncio.get_running_loop().time()
+    for _ in range(20):
+        await client.send(b"\r\n\n\r")
+        await asyncio.sleep(0.01)
+    passed = asyncio.get_running_loop().time() - started
+    server.after(10 - passed / 2)
+    assert await client.closed()
+    assert server.ended("idle") == 1
 
 
 @pytest.mark.parametrize("size", [18_000, 24_000, 100_000])
@@ -494,9 +394,8 @@ async def test_a_client_that_sends_only_empty_lines_idles() -> None:
     ],
 )
 async def test_framing_of_a_chunked_body_is_limited(
-    server: Server, before: bytes, after: bytes, size: int, step: int
+    client: Client, before: bytes, after: bytes, size: int, step: int
 ) -> None:
-    client = await server.connect()
     filling = (b"0" if before == b"0" else b"a") * size
     data = CHUNKED + before + filling + after
     for start in range(0, len(data), step):
@@ -520,32 +419,20 @@ async def test_answers_without_content_and_to_old_clients(server: Server) -> Non
     assert await client.closed()
 
 
-async def test_a_client_that_asks_is_told_to_send_its_body(server: Server) -> None:
-    client = await server.connect()
+async def test_a_client_that_asks_is_told_whether_to_send_its_body(client: Client) -> None:
     await client.send(POST + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
     assert await client.status() == 100
     status, _, content = await client.request(b"hello")
     assert (status, json.loads(content)["body"]) == (200, "hello")
-
-
-async def test_a_body_that_the_client_need_not_send_is_not_read_from_its_next_request(
-    server: Server,
-) -> None:
-    client = await server.connect()
+    # A body that it need not send is not read from its next request.
     early = b"POST /early HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n"
     status, fields, _ = await client.request(early + b"Content-Length: 60\r\n\r\n")
     assert (status, fields["connection"]) == (200, "close")
     assert await client.closed()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
-
-
-async def test_a_body_of_tiny_chunks_does_not_hold_the_event_loop(server: Server) -> None:
+async def test_a_body_of_tiny_chunks_does_not_hold_the_event_loop(client: Client) -> None:
     """In its processor time, which other processes do not change."""
-    client = await server.connect()
     sending = asyncio.create_task(client.send(CHUNKED + b"1\r\na\r\n" * 200_000 + b"0\r\n\r\n"))
     longest, loop = 0.0, asyncio.get_running_loop()
     while not sending.done():

@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import AsyncIterator, Iterator
 from itertools import accumulate
 from pathlib import Path
 
@@ -39,42 +40,50 @@ async def admit_all(limiter: RateLimiter, costs: list[int], name: str = "app") -
     return [await limiter.admit(name, cost) for cost in costs]
 
 
-async def test_a_full_bucket_admits_the_burst_and_then_one_for_each_interval() -> None:
+Steps = list[tuple[float, list[int], list[float]]]
+
+
+@pytest.mark.parametrize(
+    ("burst", "steps"),
+    [
+        pytest.param(
+            3,
+            [
+                (0, [1, 1, 1, 1], [0, 0, 0, 0.1]),
+                (0.099999, [1], [0.000001]),
+                (0.000001, [1, 1], [0, 0.1]),
+                (1000, [1, 1, 1, 1], [0, 0, 0, 0.1]),
+            ],
+            id="the burst, then one for each interval",
+        ),
+        pytest.param(
+            5,
+            [(0, [4, 2, 1, 1], [0, 0.1, 0, 0.1]), (0.3, [4, 3], [0.1, 0])],
+            id="each query is charged",
+        ),
+        pytest.param(
+            3,
+            [
+                (0, [1, 8], [0, 0.1]),
+                (0.1, [8, 1, 3, 8], [0, 0.6, 0.8, 0.8]),
+                (0.6, [1, 1], [0, 0.1]),
+            ],
+            id="above the burst: waits for a full bucket, delays the next",
+        ),
+        pytest.param(
+            2,
+            [(0, [2, *[1] * 50], [0, *[0.1] * 50]), (0.1, [1], [0])],
+            id="rejected requests are not charged",
+        ),
+    ],
+)
+async def test_a_bucket_at_ten_queries_a_second(burst: int, steps: Steps) -> None:
+    """Steps: seconds that pass, the costs of requests, and how long each has to wait [s]."""
     clock = Clock()
-    limiter = RateLimiter(10, 3, None, clock)
-    assert await admit_all(limiter, [1, 1, 1, 1]) == [0, 0, 0, 0.1]
-    clock.advance(0.099999)
-    assert await admit_all(limiter, [1]) == [0.000001]
-    clock.advance(0.000001)
-    assert await admit_all(limiter, [1, 1]) == [0, 0.1]
-    clock.advance(1000)
-    assert await admit_all(limiter, [1, 1, 1, 1]) == [0, 0, 0, 0.1]
-
-
-async def test_each_query_of_a_request_is_charged() -> None:
-    clock = Clock()
-    limiter = RateLimiter(10, 5, None, clock)
-    assert await admit_all(limiter, [4, 2, 1, 1]) == [0, 0.1, 0, 0.1]
-    clock.advance(0.3)
-    assert await admit_all(limiter, [4, 3]) == [0.1, 0]
-
-
-async def test_a_request_above_the_burst_waits_for_a_full_bucket_and_delays_the_next() -> None:
-    clock = Clock()
-    limiter = RateLimiter(10, 3, None, clock)
-    assert await admit_all(limiter, [1, 8]) == [0, 0.1]
-    clock.advance(0.1)
-    assert await admit_all(limiter, [8, 1, 3, 8]) == [0, 0.6, 0.8, 0.8]
-    clock.advance(0.6)
-    assert await admit_all(limiter, [1, 1]) == [0, 0.1]
-
-
-async def test_rejected_requests_are_not_charged() -> None:
-    clock = Clock()
-    limiter = RateLimiter(10, 2, None, clock)
-    assert await admit_all(limiter, [2, *[1] * 50]) == [0, *[0.1] * 50]
-    clock.advance(0.1)
-    assert await admit_all(limiter, [1]) == [0]
+    limiter = RateLimiter(10, burst, None, clock)
+    for seconds, costs, waits in steps:
+        clock.advance(seconds)
+        assert await admit_all(limiter, costs) == waits
 
 
 async def test_each_name_has_its_own_bucket() -> None:
@@ -122,37 +131,34 @@ def test_no_interval_admits_more_than_burst_plus_rate(
             assert total <= burst + (end - start) / interval
 
 
-@pytest.mark.parametrize(
-    "costs",
-    [
-        [1, 1, 1, 1, 1],
-        [2, 2, 1, 1],
-        [3, 1],
-        [4, 1, 3, 9],
-        [1, 9, 1, 1, 1],
-        [9, 9, 1],
-    ],
-)
-@pytest.mark.e2e
-async def test_redis_and_the_local_bucket_agree(tmp_path: Path, costs: list[int]) -> None:
-    with run_redis(tmp_path) as server:
-        guard = make_guard(server.url)
-        shared = await admit_all(RateLimiter(SLOW, 3, guard), costs)
-        alone = await admit_all(RateLimiter(SLOW, 3, None, Clock()), costs)
-        await guard.close()
-    assert shared == pytest.approx(alone, abs=100)
-    assert [wait == 0 for wait in shared] == [wait == 0 for wait in alone]
-
-
 @pytest.fixture
-def server(tmp_path: Path) -> RedisServer:
+def server(tmp_path: Path) -> Iterator[RedisServer]:
     with run_redis(tmp_path) as server:
         yield server
 
 
-@pytest.mark.e2e
-async def test_limiters_share_a_bucket_through_redis(server: RedisServer) -> None:
+@pytest.fixture
+async def guards(server: RedisServer) -> AsyncIterator[list[RedisGuard]]:
+    """The guards of two processes."""
     guards = [make_guard(server.url) for _ in range(2)]
+    yield guards
+    for guard in guards:
+        await guard.close()
+
+
+@pytest.mark.e2e
+async def test_redis_and_the_local_bucket_agree(guards: list[RedisGuard]) -> None:
+    redis, local = RateLimiter(SLOW, 3, guards[0]), RateLimiter(SLOW, 3, None, Clock())
+    for costs in ([1] * 5, [2, 2, 1, 1], [3, 1], [4, 1, 3, 9], [1, 9, 1, 1, 1], [9, 9, 1]):
+        shared, alone = [await admit_all(each, costs, str(costs)) for each in (redis, local)]
+        assert shared == pytest.approx(alone, abs=100), costs
+        assert [wait == 0 for wait in shared] == [wait == 0 for wait in alone], costs
+
+
+@pytest.mark.e2e
+async def test_processes_share_a_bucket_and_services_on_one_redis_do_not(
+    server: RedisServer, guards: list[RedisGuard]
+) -> None:
     one, other = (RateLimiter(SLOW, 4, guard) for guard in guards)
     assert await admit_all(one, [1, 1]) == [0, 0]
     assert await admit_all(other, [1, 1]) == [0, 0]
@@ -160,52 +166,42 @@ async def test_limiters_share_a_bucket_through_redis(server: RedisServer) -> Non
         (wait,) = await admit_all(limiter, [1])
         assert 900 < wait <= 1000
     assert await admit_all(other, [4], "another") == [0]
-    for guard in guards:
-        await guard.close()
+    assert await admit_all(RateLimiter(SLOW, 4, guards[0], service="a"), [4]) == [0]
+    assert (await admit_all(RateLimiter(SLOW, 4, guards[1], service="a"), [1]))[0] > 900
+    # Only the names of services and keys are stored.
+    with server.client() as client:
+        assert set(client.keys()) == {b"care:rate::app", b"care:rate::another", b"care:rate:a:app"}
 
 
 @pytest.mark.e2e
-async def test_concurrent_requests_get_at_most_the_burst(server: RedisServer) -> None:
-    guards = [make_guard(server.url) for _ in range(2)]
+async def test_concurrent_requests_get_at_most_the_burst(guards: list[RedisGuard]) -> None:
     limiters = [RateLimiter(SLOW, 7, guard) for guard in guards]
     waits = await asyncio.gather(*(limiters[i % 2].admit("app", 1) for i in range(100)))
     assert waits.count(0) == 7
-    for guard in guards:
-        await guard.close()
 
 
 @pytest.mark.e2e
-async def test_redis_refills_buckets_and_expires_full_ones(server: RedisServer) -> None:
-    guard = make_guard(server.url)
-    limiter = RateLimiter(10, 2, guard)
+async def test_redis_refills_buckets_and_expires_full_ones(
+    server: RedisServer, guards: list[RedisGuard]
+) -> None:
+    limiter = RateLimiter(10, 2, guards[0])
     assert await admit_all(limiter, [2]) == [0]
     with server.client() as client:
         assert 0 < client.pttl(PREFIX + "app") <= 200
         while client.exists(PREFIX + "app"):
             await asyncio.sleep(0.02)
     assert await admit_all(limiter, [2]) == [0]
-    await guard.close()
 
 
 @pytest.mark.e2e
-async def test_redis_stores_only_the_name_of_the_key(server: RedisServer) -> None:
-    guard = make_guard(server.url)
-    await RateLimiter(SLOW, 2, guard).admit("app", 1)
-    with server.client() as client:
-        assert client.keys() == [b"care:rate::app"]
-    await guard.close()
-
-
-@pytest.mark.e2e
-async def test_each_process_uses_a_local_bucket_while_redis_is_down(server: RedisServer) -> None:
-    guards = [make_guard(server.url) for _ in range(2)]
+async def test_each_process_uses_a_local_bucket_while_redis_is_down(
+    server: RedisServer, guards: list[RedisGuard]
+) -> None:
     one, other = (RateLimiter(SLOW, 2, guard, Clock()) for guard in guards)
     assert await admit_all(one, [1]) == [0]
     server.kill()
     assert await admit_all(one, [1, 1, 1]) == [0, 0, 1000]
     assert await admit_all(other, [2, 1]) == [0, 1000]
-    for guard in guards:
-        await guard.close()
 
 
 async def test_rate_limits_work_without_any_redis() -> None:
@@ -216,29 +212,24 @@ async def test_rate_limits_work_without_any_redis() -> None:
 
 
 @pytest.mark.e2e
-async def test_an_invalid_value_is_a_full_bucket(server: RedisServer) -> None:
-    guard = make_guard(server.url)
+async def test_unusable_values_in_redis(server: RedisServer, guards: list[RedisGuard]) -> None:
+    limiter = RateLimiter(SLOW, 2, guards[0], Clock(), largest=5)
     numbers = b"nan", b"-nan", b"-inf", b"-1e300"
-    for garbage in (b"", b"\xff\x00", b"full", b"nan?", b"-5", b"12", *numbers):
-        with server.client() as client:
-            client.set(PREFIX + "app", garbage)
-        waits = await admit_all(RateLimiter(SLOW, 2, guard), [1, 1, 1])
-        assert waits[:2] == [0, 0], garbage
-        assert 900 < waits[2] <= 1000, garbage
-    await guard.close()
-
-
-@pytest.mark.parametrize("late", [b"1e300", b"inf", b"9223372036854775807", b"4e15"])
-@pytest.mark.e2e
-async def test_an_impossible_time_delays_no_longer_than_the_largest_request(
-    server: RedisServer, late: bytes
-) -> None:
     with server.client() as client:
-        client.set(PREFIX + "app", late)
-    guard = make_guard(server.url)
-    (wait,) = await admit_all(RateLimiter(SLOW, 2, guard, largest=5), [1])
-    assert 3900 < wait <= 4000
-    await guard.close()
+        # One that is no time is a full bucket.
+        for garbage in (b"", b"\xff\x00", b"full", b"nan?", b"-5", b"12", *numbers):
+            client.set(PREFIX + "app", garbage)
+            *admitted, wait = await admit_all(limiter, [1, 1, 1])
+            assert admitted == [0, 0], garbage
+            assert 900 < wait <= 1000, garbage
+        # One that is too late delays no longer than the largest request.
+        for late in (b"1e300", b"inf", b"9223372036854775807", b"4e15"):
+            client.set(PREFIX + "app", late)
+            assert 3900 < await limiter.admit("app", 1) <= 4000, late
+        # With one of another type the bucket is local.
+        client.delete(PREFIX + "app")
+        client.rpush(PREFIX + "app", "x")
+    assert await admit_all(limiter, [1, 1, 1]) == [0, 0, 1000]
 
 
 @pytest.mark.parametrize("answer", [-(2**63), 2**63 - 1])
@@ -254,23 +245,3 @@ async def test_an_impossible_answer_of_redis_falls_back_to_the_local_bucket(answ
     limiter = RateLimiter(SLOW, 2, Forged(), Clock())
     assert await admit_all(limiter, [1, 1, 1]) == [0, 0, 1000]
     assert errors == ["value"] * 3
-
-
-@pytest.mark.e2e
-async def test_services_on_one_redis_have_buckets_of_their_own(server: RedisServer) -> None:
-    guard = make_guard(server.url)
-    one, other, replica = (RateLimiter(SLOW, 2, guard, service=name) for name in ("a", "b", "a"))
-    assert await admit_all(one, [1, 1]) == [0, 0]
-    assert await admit_all(other, [1, 1]) == [0, 0]
-    assert (await admit_all(replica, [1]))[0] > 900
-    await guard.close()
-
-
-@pytest.mark.e2e
-async def test_a_value_of_another_type_falls_back_to_the_local_bucket(server: RedisServer) -> None:
-    with server.client() as client:
-        client.rpush(PREFIX + "app", "x")
-    guard = make_guard(server.url)
-    limiter = RateLimiter(SLOW, 2, guard, Clock())
-    assert await admit_all(limiter, [1, 1, 1]) == [0, 0, 1000]
-    await guard.close()

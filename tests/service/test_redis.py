@@ -2,16 +2,16 @@
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from tests.encoders import BigramEncoder
 from tests.redis_server import RedisServer, run_redis
-from tests.service.conftest import Serve, sample
+from tests.service.conftest import Serve, post_search, sample
 
 pytestmark = pytest.mark.e2e
 
@@ -19,6 +19,7 @@ MARKER = "绝密病历"
 # Long enough for Redis on a loaded machine, short enough for a test.
 PATIENCE = {"redis_timeout_ms": 500, "cache_entries": 0}
 OPEN = 2
+ask = partial(post_search, query=MARKER)
 
 
 @pytest.fixture
@@ -30,13 +31,6 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 def shared(url: str, **changes: Any) -> dict[str, Any]:
     secrets = {"redis_url": SecretStr(url), "cache_secret": SecretStr("shared")}
     return PATIENCE | secrets | changes
-
-
-def ask(client: TestClient, query: str = MARKER, **more: Any) -> dict[str, Any]:
-    response = client.post("/search", json={"query": query} | more)
-    assert response.status_code == 200
-    answer: dict[str, Any] = response.json()
-    return answer
 
 
 def stored(redis: RedisServer, count: int) -> list[bytes]:
@@ -84,7 +78,7 @@ def test_searches_succeed_without_redis_and_the_log_has_one_line(
     ask(client)
     stop(redis)
     for i in range(20):
-        assert ask(client, f"{MARKER}{i}")["hits"]
+        assert ask(client, query=f"{MARKER}{i}")["hits"]
     lines = [record for record in caplog.records if "circuit breaker" in record.message]
     assert [line.levelname for line in lines] == ["WARNING"]
     assert MARKER not in caplog.text
@@ -152,7 +146,7 @@ def test_a_redis_that_refuses_writes_fails_no_request(serve: Serve, redis: Redis
     with redis.client() as direct:
         direct.config_set("maxmemory", 1)
     for i in range(20):
-        assert ask(client, f"第{i}个问题")["hits"]
+        assert ask(client, query=f"第{i}个问题")["hits"]
     assert sample(client, "care_redis_write_breaker_state") == OPEN
     assert sample(client, "care_redis_breaker_state") == 0
     assert 3 <= sample(client, "care_redis_errors_total", kind="response") < 10

@@ -18,7 +18,7 @@ from core.encoders import LateInteraction
 from core.errors import CareError, QueryError
 from core.manifest import IndexManifest
 from core.text import document_text
-from indexer.build import BuildOptions, build
+from indexer.build import build
 from models.late_interaction import decode_tokens, encode_tokens, max_sim, pool_tokens
 from models.pairs import write_pair
 from service.app import create_app
@@ -33,6 +33,7 @@ from tests.encoders import (
     token_vectors,
 )
 from tests.errors import raises
+from tests.indexer.builds import build_options
 from tests.service.conftest import Serve, sample
 from tests.service.test_modes import BrokenEncoder, scores, search
 from tests.service.test_overflow import FULL, OTHER
@@ -47,18 +48,12 @@ Respond = Callable[[Body, BaseHTTPRequestHandler], str | None]
 @pytest.fixture
 def late(tmp_path: Path, settings: Settings) -> Settings:
     """Settings over an index with token vectors, and a pair that has them too."""
-    options = BuildOptions(
-        corpus=str(write_jsonl(tmp_path / "corpus.jsonl", make_records(60))),
-        name="test",
-        indexes=settings.indexes,
-        builds=tmp_path / "builds",
-        progress=False,
-        fusion={"lexical": 0.2},
-        token_vectors=LATE_INTERACTION.stored,
-    )
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(60))
+    how = {"fusion": {"lexical": 0.2}, "token_vectors": LATE_INTERACTION.stored}
+    options = build_options(tmp_path, corpus, indexes=settings.indexes, **how)
     build(options, TokenBigramEncoder("document"), BigramEncoder())
-    how = LATE_INTERACTION.model_copy(update={"weight": WEIGHT})
-    return settings.model_copy(update={"pair": str(written_pair(tmp_path, how))})
+    weighted = LATE_INTERACTION.model_copy(update={"weight": WEIGHT})
+    return settings.model_copy(update={"pair": str(written_pair(tmp_path, weighted))})
 
 
 def written_pair(folder: Path, how: LateInteraction | None) -> Path:

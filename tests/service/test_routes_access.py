@@ -49,14 +49,6 @@ def test_a_request_without_a_valid_key_gets_401(
     assert response.json()["code"] == "unauthorized"
 
 
-@pytest.mark.parametrize(("method", "path", "body"), ASKS)
-@pytest.mark.parametrize("key", ["asks", "secret"])
-def test_search_and_admin_keys_may_search(
-    closed: TestClient, method: str, path: str, body: Any, key: str
-) -> None:
-    assert closed.request(method, path, json=body, headers=bearer(key)).status_code == 200
-
-
 OPEN = ("/", "/docs", "/health/live", "/health/ready", "/metrics", "/page/search.js")
 
 
@@ -239,28 +231,13 @@ def test_an_invalid_query_is_not_charged(serve: Serve) -> None:
 
 
 ORIGIN = "https://clinic.example"
-PREFLIGHT = {
-    "Origin": ORIGIN,
-    "Access-Control-Request-Method": "POST",
-    "Access-Control-Request-Headers": "authorization,content-type",
-}
+PREFLIGHT = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
 
 
 def test_other_origins_are_blocked_by_default(client: TestClient) -> None:
     response = client.post("/search", json=QUERY, headers={"Origin": ORIGIN})
     assert "Access-Control-Allow-Origin" not in response.headers
     assert client.options("/search", headers=PREFLIGHT).status_code == 405
-
-
-def test_configured_origins_may_call(serve: Serve) -> None:
-    client = serve(cors_origins=(ORIGIN,))
-    preflight = client.options("/search", headers=PREFLIGHT)
-    assert preflight.status_code == 200
-    assert preflight.headers["Access-Control-Allow-Origin"] == ORIGIN
-    response = client.post("/search", json=QUERY, headers={"Origin": ORIGIN})
-    assert response.headers["Access-Control-Allow-Origin"] == ORIGIN
-    other = client.post("/search", json=QUERY, headers={"Origin": "https://other.example"})
-    assert "Access-Control-Allow-Origin" not in other.headers
 
 
 @pytest.mark.parametrize("path", ["/", "/search", "/index", "/page/search.js", "/nowhere"])

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,11 @@ from core.encoders import Encoding
 from core.manifest import IndexManifest
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
-from tests.service.conftest import Serve, exact_scores, ranking
+from tests.service.conftest import Serve, exact_scores, post_search, ranking
 
 QUERY = "高血压患者的护理"
+search = partial(post_search, query=QUERY)
 DEPARTMENT = {d["_id"]: d["metadata"]["department"] for d in make_records(60)}
-
-
-def search(client: TestClient, **body: Any) -> dict[str, Any]:
-    response = client.post("/search", json={"query": QUERY} | body)
-    assert response.status_code == 200
-    answer: dict[str, Any] = response.json()
-    return answer
 
 
 def assert_hits(answer: dict[str, Any], expected: list[tuple[str, float]]) -> None:

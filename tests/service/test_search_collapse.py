@@ -1,3 +1,4 @@
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from core.types import Query, RowArray
 from search.fusion import RankedList
 from search.limits import HitLimits, search_limited
 from tests.conftest import SUBJECTS, Builder
-from tests.service.conftest import Serve, by_row, exact_scores, ranking
+from tests.service.conftest import Serve, by_row, exact_scores, post_search, ranking
 
 CHUNKING = Chunking(tokens=40, overlap=10)
 QUERY = "高血压患者第3号的护理"
+search = partial(post_search, query=QUERY)
 
 
 def long_records(count: int, sentences: int = 12) -> list[dict[str, Any]]:
@@ -53,13 +55,6 @@ def folder(settings: Any, manifest: IndexManifest) -> Path:
 @pytest.fixture
 def client(serve: Serve, manifest: IndexManifest) -> TestClient:
     return serve()
-
-
-def search(client: TestClient, **body: Any) -> dict[str, Any]:
-    response = client.post("/search", json={"query": QUERY} | body)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
 
 
 def best_chunks(folder: Path, **metadata: str) -> dict[str, float]:

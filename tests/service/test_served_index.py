@@ -19,7 +19,7 @@ from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.files import sha256_file
 from core.manifest import IndexManifest
 from core.versions import IndexFolder
-from indexer.build import BuildOptions, build
+from indexer.build import build
 from search.snapshot import load_index
 from service.app import create_app
 from service.pipeline.served_index import versions_before
@@ -29,7 +29,7 @@ from stores.faiss.store import FaissStore
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.errors import raises
-from tests.indexer.builds import edit_manifest
+from tests.indexer.builds import build_options, edit_manifest
 from tests.service.conftest import ADMIN, Serve, sample, wait_until
 from tests.service.test_engine import served
 
@@ -44,13 +44,8 @@ def built_versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list
     root = tmp_path_factory.mktemp("versions")
     manifests = []
     for count in (20, 30, 40):
-        options = BuildOptions(
-            corpus=str(write_jsonl(root / "corpus.jsonl", make_records(count))),
-            name="test",
-            indexes=root / "indexes",
-            builds=root / "builds",
-            progress=False,
-        )
+        corpus = write_jsonl(root / "corpus.jsonl", make_records(count))
+        options = build_options(root, corpus)
         manifest, _ = build(options, BigramEncoder("document"), BigramEncoder("query"))
         manifests.append(manifest)
     return root / "indexes", manifests
@@ -64,6 +59,11 @@ def versions(
     indexes, manifests = built_versions
     shutil.copytree(indexes, settings.indexes)
     return manifests
+
+
+@pytest.fixture
+def index(settings: Settings) -> IndexFolder:
+    return IndexFolder(settings.indexes, "test")
 
 
 @pytest.fixture
@@ -247,9 +247,9 @@ def test_without_a_whole_version_the_error_is_that_of_the_active_one(
 
 
 def test_newer_versions_are_not_served_in_place_of_the_active_one(
-    settings: Settings, versions: list[IndexManifest], folders: list[Path]
+    settings: Settings, index: IndexFolder, versions: list[IndexManifest], folders: list[Path]
 ) -> None:
-    IndexFolder(settings.indexes, "test").set_active(versions[0].version)
+    index.set_active(versions[0].version)
     truncate(folders[0] / "vectors.faiss")
     with raises(IndexVersionError, "wrong_size"):
         create_app(settings, BigramEncoder())
@@ -281,18 +281,18 @@ def test_a_file_that_cannot_be_read_is_damage(
 
 
 def test_the_versions_before_are_the_parents_then_the_older_ones(
-    settings: Settings, versions: list[IndexManifest], build_version: Builder
+    index: IndexFolder, versions: list[IndexManifest], build_version: Builder
 ) -> None:
     """A version that is built after a rollback has another parent than the version before it."""
     first, second, third = (manifest.version for manifest in versions)
-    IndexFolder(settings.indexes, "test").set_active(first)
+    index.set_active(first)
     fourth = build_version(make_records(50)).version
-    assert list(versions_before(IndexFolder(settings.indexes, "test"), fourth)) == [
+    assert list(versions_before(index, fourth)) == [
         first,
         third,
         second,
     ]
-    assert list(versions_before(IndexFolder(settings.indexes, "test"), second)) == [first]
+    assert list(versions_before(index, second)) == [first]
 
 
 def test_a_watching_service_returns_to_the_repaired_version(
@@ -325,9 +325,9 @@ def test_a_version_that_is_overwritten_in_place_is_replaced_by_the_last_whole_on
 
 
 def test_without_a_whole_version_an_overwritten_one_stays(
-    serve: Serve, settings: Settings, versions: list[IndexManifest], folders: list[Path]
+    serve: Serve, index: IndexFolder, versions: list[IndexManifest], folders: list[Path]
 ) -> None:
-    IndexFolder(settings.indexes, "test").set_active(versions[0].version)
+    index.set_active(versions[0].version)
     client = serve(watch_seconds=EVERY)
     overwrite(folders[0] / "filters.arrow")
     wait_until(lambda: sample(client, "care_index_fallback") == 1)
@@ -366,7 +366,7 @@ def test_a_version_whose_files_are_gone_is_served_until_another_one_can_be_loade
 
 def test_copying_a_version_in_any_order_ends_with_that_version(
     serve: Serve,
-    settings: Settings,
+    index: IndexFolder,
     versions: list[IndexManifest],
     folders: list[Path],
     caplog: pytest.LogCaptureFixture,
@@ -374,7 +374,7 @@ def test_copying_a_version_in_any_order_ends_with_that_version(
     """`CURRENT` arrives first, then the manifest, then one half of each file, then the other."""
     source = folders[2].with_name("source")
     folders[2].rename(source)
-    IndexFolder(settings.indexes, "test").set_active(versions[1].version)
+    index.set_active(versions[1].version)
     client = serve(watch_seconds=EVERY)
 
     def wait_for(code: str) -> None:
@@ -424,20 +424,20 @@ def test_a_store_that_does_not_respond_is_logged_once_and_causes_no_reload(
 
 def test_a_reload_logs_the_old_and_the_new_version(
     serve: Serve,
-    settings: Settings,
+    index: IndexFolder,
     versions: list[IndexManifest],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
     client = serve()
-    IndexFolder(settings.indexes, "test").set_active(versions[0].version)
+    index.set_active(versions[0].version)
     assert client.post("/index/reload", headers=ADMIN).status_code == 200
     (logged,) = [r.fields for r in caplog.records if "old" in getattr(r, "fields", {})]  # type: ignore[attr-defined]
     assert logged == {"old": versions[2].version, "version": versions[0].version}
 
 
 def test_a_version_that_is_pruned_before_it_is_opened_gives_way_to_the_new_one(
-    settings: Settings, versions: list[IndexManifest], folders: list[Path]
+    index: IndexFolder, versions: list[IndexManifest], folders: list[Path]
 ) -> None:
     class Slow(FaissStore):
         """Another version becomes active, and the first one is deleted, after CURRENT was read."""
@@ -449,7 +449,7 @@ def test_a_version_that_is_pruned_before_it_is_opened_gives_way_to_the_new_one(
                 shutil.rmtree(folders[2])
             return version
 
-    index = load_index(IndexFolder(settings.indexes, "test"), BigramEncoder(), Slow())
+    index = load_index(index, BigramEncoder(), Slow())
     assert index.manifest == versions[1]
 
 

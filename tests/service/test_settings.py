@@ -175,9 +175,7 @@ def test_an_unknown_variable_is_rejected_with_the_nearest_setting(
     assert "a secret" not in str(caught.value)
 
 
-def test_variables_of_other_programs_are_ignored(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_variables_of_other_programs_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables of other commands, and those that Kubernetes sets for Services."""
     for name, value in {
         "CARE_LOAD_KEY": "care_x",

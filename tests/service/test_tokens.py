@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fastapi.testclient import TestClient
+from pydantic import SecretStr
 
 from core.conditions import parse_filter
 from core.errors import CareError
@@ -22,6 +23,7 @@ from service.access.grants import Caller, Grant
 from service.access.tokens import Tokens
 from service.observe.logs import JsonFormatter
 from service.settings import Algorithm
+from tests.conftest import SEARCH_KEY
 from tests.errors import raises
 from tests.service.conftest import Serve, wait_until
 from tests.service.test_key_file import replace
@@ -197,22 +199,14 @@ def test_a_token_opens_what_its_grants_say(
     assert client.post("/search", json={"query": "发热"}).status_code == 401
 
 
-def test_a_token_that_is_not_valid_is_as_an_unknown_key(
-    with_tokens: Callable[..., TestClient],
+def test_a_token_that_is_not_valid_or_not_accepted_is_as_an_unknown_key(
+    with_tokens: Callable[..., TestClient], serve: Serve
 ) -> None:
-    client = with_tokens()
+    client, without = with_tokens(), serve(api_keys=SecretStr(SEARCH_KEY))
     answers = [search(client, secret) for secret in (token(exp=1), "a.b.c", "care_unknown")]
+    answers.append(search(without, token()))
     assert {answer.status_code for answer in answers} == {401}
     assert len({answer.content for answer in answers}) == 1
-
-
-def test_without_the_setting_a_token_is_an_unknown_key(serve: Serve, tmp_path: Path) -> None:
-    from pydantic import SecretStr
-
-    from tests.conftest import SEARCH_KEY
-
-    client = serve(api_keys=SecretStr(SEARCH_KEY))
-    assert search(client, token()).status_code == 401
 
 
 def test_keys_are_rotated_without_a_restart(
