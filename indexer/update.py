@@ -85,10 +85,11 @@ def update(
     """
     encoders = document_encoder, query_encoder
     other_components = not same_components(base, options)
+    other_components |= (base.store, base.is_whole) != (options.store, options.whole)
     other_fusion = options.full_text and base.fusion != options.fusion
     if not (changes.add or changes.delete or other_components or other_fusion):
         message = "the update has no changes: use --add, --delete, --terms, --lexical-weight, "
-        message += "--full-text or --token-vectors"
+        message += "--full-text, --token-vectors or --store"
         raise CorpusError(message, code="no_changes")
     check_encoding(base, document_encoder.spec, options, encode_all=changes.encode_all)
     if options.chunking not in (None, base.chunking):

@@ -1,6 +1,7 @@
 """An index wholly in Milvus: a service without files answers as one that has them."""
 
 import random
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from core.manifest import Chunking
 from core.versions import IndexFolder
 from indexer.build import build
 from indexer.publication import IndexWriter
+from indexer.update import Changes, update
 from indexer.versions import activate, prune, rollback
 from search.snapshot import load_index
 from service.app import create_app
@@ -223,6 +225,31 @@ def test_a_service_without_files_follows_new_versions(
         assert client.post("/index/reload").json()["count"] == 31
         body = {"query": "高血压患者", "filter": {}}
         assert client.post("/search", json=body).json()["hits"]
+
+
+def test_an_index_moves_to_milvus_and_back_without_its_corpus(
+    tmp_path: Path, milvus: MilvusAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(30))
+    options = build_options(tmp_path, corpus, stores=milvus.stores)
+    encoders = BigramEncoder("document"), BigramEncoder()
+    base, _ = build(options, *encoders)
+    Path(corpus).unlink()
+    shutil.rmtree(options.builds)
+    # Nothing is encoded but canaries and first sentences, as queries.
+    monkeypatch.setattr(encoders[0], "encode_tokens", None)
+    moved = [options, replace(options, store="milvus", whole=True), options]
+    found = []
+    for settings in moved[1:]:
+        updated = update(settings, Changes(), base, *encoders)
+        assert updated
+        base = updated[0]
+        assert (base.store, base.is_whole) == (settings.store, settings.whole)
+        segment = load_index(
+            IndexFolder(options.indexes, "test"), BigramEncoder(), milvus.stores.get(base.store)
+        ).segment
+        found.append(segment.vectors.search(BigramEncoder().encode(["高血压"]).vectors[0], 10)[1])
+    assert found[0].tolist() == found[1].tolist()
 
 
 def test_an_index_that_is_not_the_default_one_is_found(
