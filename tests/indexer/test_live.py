@@ -7,10 +7,7 @@ import numpy as np
 import pytest
 
 from core.conditions import parse_filter
-from core.errors import (
-    EmbeddingSpaceError,
-    IndexVersionError,
-)
+from core.errors import EmbeddingSpaceError, IndexVersionError
 from core.manifest import Chunking, IndexManifest
 from core.types import Document
 from core.versions import read_manifest
