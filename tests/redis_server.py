@@ -41,7 +41,7 @@ class RedisServer:
             stdout=subprocess.DEVNULL,
         )
         with self.client() as client:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while True:
                 try:
                     client.ping()

@@ -210,7 +210,7 @@ if __name__ == "__main__":
         engine = int(command.stdout.readline())
         os.kill(engine, 0)
         command.kill()
-    for _ in range(100):
+    for _ in range(600):
         try:
             os.kill(engine, 0)
         except ProcessLookupError:
