@@ -251,7 +251,7 @@ def scarce_memory() -> Iterator[Path]:
     group = Path(f"/sys/fs/cgroup/memory{path}/care-test-{os.getpid()}")
     try:
         group.mkdir()
-        (group / "memory.limit_in_bytes").write_text("1M")
+        (group / "memory.limit_in_bytes").write_text("64K")
     except OSError:
         pytest.skip("needs root and the memory controller of cgroup version 1")
     try:
