@@ -49,7 +49,7 @@ ARGS ?=
 PACKAGES := care clients/python/care_client core curation evaluation indexer loadtest models search service stores
 FAST := not train and not e2e and not deploy and not browser
 # make test runs the tests that start servers and commands apart from the others: the latter hold
-# one processor each, the former wait for their processes.
+# one processor each, the former wait for their processes, so three of them run on two processors.
 IN_PROCESS := not e2e and not deploy and not browser
 PROCESSES := e2e or deploy or browser
 TRAINING_LIBRARIES := accelerate|datasets|mteb|onnx|peft|safetensors|sentence_transformers|torch|transformers
@@ -111,7 +111,7 @@ test: $(TEST) ## Check format, lint, types and import rules, then run all tests
 	.venv-test/bin/lint-imports
 	$(call PYTEST,.venv-test) -n 2 --dist loadfile --no-loadscope-reorder \
 	  -m '$(IN_PROCESS)'
-	$(call PYTEST,.venv-test) -n 2 --dist loadfile --no-loadscope-reorder -m '$(PROCESSES)' || { \
+	$(call PYTEST,.venv-test) -n 3 --dist loadfile --no-loadscope-reorder -m '$(PROCESSES)' || { \
 	  echo 'warning: tests with processes failed beside others; they run once more, alone'; \
 	  $(call PYTEST,.venv-test) --last-failed --last-failed-no-failures none -m '$(PROCESSES)'; }
 
@@ -281,7 +281,8 @@ define new_environment
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 @test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 endef
-INSTALL = @$(@D)/bin/python -m pip install --quiet --disable-pip-version-check
+# Modules are compiled when they are first imported, which few of them are.
+INSTALL = @$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 PINNED = $(INSTALL) -c constraints.txt
 GPU_BUILDS = $(if $(GPU),@$(@D)/bin/python care/gpu_builds.py -c constraints.txt $$(cat $(GPU)))
 

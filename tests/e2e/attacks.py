@@ -16,7 +16,7 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import repeat
@@ -256,16 +256,6 @@ async def _unread(target: Target, clients: int, request: bytes) -> Counter[str]:
             return await _closed(reader, 0.2)
 
     return await _all(client() for _ in range(clients))
-
-
-@asynccontextmanager
-async def hold_unread(target: Target, clients: int) -> AsyncIterator[None]:
-    """Holds connections that have asked for 24,000 hits each and do not read them."""
-    async with AsyncExitStack() as stack:
-        for _ in range(clients):
-            _, writer = await stack.enter_async_context(_connection(target, buffer=1))
-            writer.write(_UNREAD)
-        yield
 
 
 async def _drip(target: Target, clients: int, start: bytes, byte: bytes) -> Counter[str]:

@@ -84,7 +84,7 @@ def test_demo_names_the_variable_when_the_port_is_taken(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         demo = start_demo(tmp_path, taken.getsockname()[1], subprocess.PIPE)
-        _, errors = demo.communicate(timeout=30)
+        _, errors = demo.communicate(timeout=120)
     assert demo.returncode == 1
     assert error_code(errors) == "address_unavailable"
     assert "CARE_PORT=" in errors

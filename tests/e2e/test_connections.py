@@ -3,12 +3,10 @@
 import json
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
@@ -51,30 +49,6 @@ def metric(url: str, name: str) -> float:
 
 def until(url: str, name: str, least: float) -> None:
     wait_until(lambda: metric(url, name) >= least)
-
-
-def test_liveness_answers_while_idle_connections_take_all_files(
-    indexes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    few_files(monkeypatch, 128)
-    with ExitStack() as stack:
-        running = stack.enter_context(service(indexes))
-        for _ in range(180):
-            stack.enter_context(connect(running.url))
-        for _ in range(5):
-            assert httpx2.get(f"{running.url}/health/live", timeout=10).status_code == 200
-        assert metric(running.url, "care_connections") < 128
-        assert metric(running.url, 'care_connections_ended_total{reason="limit"}') >= 180 - 128
-
-
-def few_files(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
-    """Lets the service open so many files."""
-    popen = subprocess.Popen
-
-    def limited(command: list[str], **options: Any) -> Any:
-        return popen(["prlimit", f"--nofile={files}", *command], **options)
-
-    monkeypatch.setattr(subprocess, "Popen", limited)
 
 
 def test_an_aborted_upload_is_no_error(indexes: Path, capfd: pytest.CaptureFixture[str]) -> None:

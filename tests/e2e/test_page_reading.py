@@ -62,19 +62,17 @@ def with_rich_metadata(index: dict[str, Any]) -> None:
     }
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844), (360, 740), (1920, 1080)])
-def test_the_first_hit_stands_near_the_top_however_many_fields_there_are(
-    page: Page, width: int, height: int
-) -> None:
-    page.set_viewport_size({"width": width, "height": height})
+def test_the_first_hit_stands_near_the_top_however_many_fields_there_are(page: Page) -> None:
     change_index(page, with_rich_metadata)
-    page.reload()
-    ask(page, QUESTION)
-    expect(page.locator(HITS)).to_have_count(10)
-    box = page.locator(HITS).first.bounding_box()
-    assert box is not None
-    assert box["y"] < 220
-    assert box["y"] + box["height"] < height
+    for width, height in ((1280, 800), (390, 844), (360, 740), (1920, 1080)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.reload()
+        ask(page, QUESTION)
+        expect(page.locator(HITS)).to_have_count(10)
+        box = page.locator(HITS).first.bounding_box()
+        assert box is not None
+        assert box["y"] < 220, width
+        assert box["y"] + box["height"] < height, width
     assert (overflow(page), violations(page)) == (0, [])
 
 

@@ -62,7 +62,7 @@ def test_index_search_and_one_worker_need_no_linux(tmp_path: Path) -> None:
     found = care("search", "骨折", *folders, "--json")
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["hits"]
-    with running_service(indexes, "mine") as service, open_local(service.url, timeout=10) as page:
+    with running_service(indexes, "mine") as service, open_local(service.url, timeout=60) as page:
         assert page.status == 200
     refused = care("serve", *folders, CARE_WORKERS="2", CARE_PORT="0")
     assert (refused.returncode, error_code(refused.stderr)) == (1, "needs_linux")

@@ -7,17 +7,14 @@ another thread asks `GET /health/live` ten times a second.
 import asyncio
 import http.client
 import os
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from urllib.parse import urlsplit
 
 from core.choices import DEFAULT_PAIR
@@ -27,7 +24,7 @@ from indexer.build import BuildOptions, build
 from loadtest.bench.processes import Server, sampled
 from models.encoders.onnx import OnnxEncoder
 from models.pairs import load_pair
-from tests.e2e.attacks import FIELDS, VALUES, Attack, Target, batch, hold_unread, send
+from tests.e2e.attacks import FIELDS, VALUES, Attack, Target, batch, send
 from tests.e2e.probe import ProbeLog
 
 _SAMPLE = Path("data/sample/corpus.jsonl")
@@ -36,7 +33,6 @@ _TEXTS = 32
 _PROBE_SECONDS = 0.1
 # As in deploy/kubernetes.
 _PROBE_TIMEOUT = 5.0
-_UNREAD_CLIENTS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,6 @@ class Victim:
 
     def __init__(self, process: ServerProcess, log: ProbeLog) -> None:
         self.server = Server(process)
-        self.process = process.process
         self._log = log
 
     def target(self, hold: float) -> Target:
@@ -109,29 +104,6 @@ class Victim:
             processor_seconds=round(self.server.cpu() - worked, 2),
             seconds=round(seconds, 1),
         )
-
-    def end(self, within: float) -> dict[str, Any]:
-        """Sends SIGTERM while clients do not read their answers.
-
-        Returns the exit status, None if the service still ran after `within` seconds, and the time
-        until it ended [s].
-        """
-
-        async def terminate() -> None:
-            async with hold_unread(self.target(within), _UNREAD_CLIENTS):
-                await asyncio.sleep(1)  # Long enough to fill the buffers of the kernel.
-                self.process.send_signal(signal.SIGTERM)
-                with suppress(subprocess.TimeoutExpired):
-                    await asyncio.to_thread(self.process.wait, within)
-
-        started = time.perf_counter()
-        asyncio.run(terminate())
-        seconds = time.perf_counter() - started - 1
-        return {
-            "clients": _UNREAD_CLIENTS,
-            "status": self.process.poll(),
-            "seconds": round(seconds, 1),
-        }
 
 
 @contextmanager

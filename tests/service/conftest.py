@@ -128,8 +128,8 @@ def post_search(
     return response.json()
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.005)

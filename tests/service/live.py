@@ -78,7 +78,7 @@ def running_writer(folder: Path, writer: Writer) -> Iterator[str]:
     # `asyncio.run` also ends what the writer still does.
     thread = threading.Thread(target=asyncio.run, args=(run(),))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     yield str(path)
     stop.set()
     thread.join()

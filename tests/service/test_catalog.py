@@ -263,8 +263,8 @@ def test_an_index_stays_open_while_it_is_read(serve: Serve, build_version: Build
 
     async def read_while_others_open() -> list[Any]:
         loop = asyncio.get_running_loop()
-        opened = await catalog.open("other", loop.time() + 10)
-        await catalog.open("third", loop.time() + 10)
+        opened = await catalog.open("other", loop.time() + 60)
+        await catalog.open("third", loop.time() + 60)
         return [opened.snapshot.segment.documents[row].id for row in range(20)]
 
     read = client.portal.call(read_while_others_open)  # type: ignore[union-attr]
@@ -278,7 +278,7 @@ def test_many_requests_open_an_index_once(serve: Serve) -> None:
     before_opening(client, lambda: opened.append(time.sleep(0.1)))
 
     async def open_at_once() -> None:
-        end = asyncio.get_running_loop().time() + 10
+        end = asyncio.get_running_loop().time() + 60
         await asyncio.gather(*(catalog_of(client).open("other", end) for _ in range(20)))
 
     client.portal.call(open_at_once)  # type: ignore[union-attr]

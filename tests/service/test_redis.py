@@ -36,7 +36,7 @@ def shared(url: str, **changes: Any) -> dict[str, Any]:
 def stored(redis: RedisServer, count: int) -> list[bytes]:
     """Waits until Redis has this many keys: they are written after the response."""
     with redis.client() as client:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while len(keys := client.keys("care:query:*")) < count:  # type: ignore[arg-type]
             assert time.monotonic() < end
             time.sleep(0.01)

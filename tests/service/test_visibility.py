@@ -175,6 +175,8 @@ def test_a_grant_with_a_field_that_no_document_has_opens_nothing_and_is_logged_o
     assert ask("lacking", "/documents/m2x000").status_code == 404
     assert ask("lacking", "/index").json()["documents"] == 0
     fields = [
-        record.__dict__["fields"] for record in caplog.records if record.levelname == "WARNING"
+        record.__dict__["fields"]
+        for record in caplog.records
+        if (record.name, record.levelname) == ("care.service", "WARNING")
     ]
     assert fields == [{"index": "test", "client": "key lacking", "filter_fields": ("none",)}]

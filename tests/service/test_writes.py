@@ -236,7 +236,7 @@ def test_arrivals_wait_and_form_the_next_commit(client: TestClient, live: HeldLi
     live.hold.clear()
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(client.put, DOCUMENTS, json=NEW)
-        assert live.began.wait(10)
+        assert live.began.wait(60)
         others = [pool.submit(client.put, DOCUMENTS, json=NEW | {"_id": str(i)}) for i in range(3)]
         wait_until(lambda: sample(client, "care_http_requests_in_flight") == 5)
         live.hold.set()
@@ -253,7 +253,7 @@ def test_a_full_queue_gets_429(serve: Serve, live: HeldLive, tmp_path: Path) -> 
         big = NEW | {"text": "a" * 900}
         with ThreadPoolExecutor(2) as pool:
             first = pool.submit(client.put, DOCUMENTS, json=NEW)
-            assert live.began.wait(10)
+            assert live.began.wait(60)
             waits = pool.submit(client.put, DOCUMENTS, json=big)
             wait_until(lambda: sample(client, "care_http_requests_in_flight") == 3)
             refused = client.put(DOCUMENTS, json=big)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pymilvus import MilvusClient
 
+from core.service_process import free_port
 from stores.registry import MilvusAddress, VectorStores
 
 
@@ -53,9 +54,7 @@ class MilvusServer(MilvusAt):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            self._port: int = listener.getsockname()[1]
+        self._port: int = free_port()
         super().__init__(f"http://127.0.0.1:{self._port}")
         self._process: subprocess.Popen[bytes] | None = None
 

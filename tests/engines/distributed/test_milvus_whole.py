@@ -346,4 +346,4 @@ def test_requests_get_503_while_milvus_is_down(
         ):
             assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
         own_milvus.start()
-        wait_until(lambda: client.get(f"/indexes/test/documents/{id_}").status_code == 200, 60)
+        wait_until(lambda: client.get(f"/indexes/test/documents/{id_}").status_code == 200)

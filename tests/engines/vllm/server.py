@@ -1,18 +1,17 @@
 """vLLM's OpenAI server in a process."""
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
 from core.service_process import free_port
+from tests.engines.vllm.preloaded import CONTEXT, serve
 
 KEY = "sk-test"
 POOLING = ("--runner", "pooling")
@@ -24,11 +23,12 @@ class Server:
     """A server that runs, at `url`."""
 
     url: str
-    process: "subprocess.Popen[bytes]"
+    process: Any
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(timeout=60)
+        self.process.join(60)
+        assert self.process.exitcode is not None
 
 
 @contextmanager
@@ -37,20 +37,14 @@ def vllm_server(
 ) -> Iterator[Server]:
     """Serves a model, by default a pooling model, under a name, with the API key `KEY`."""
     port = free_port()
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+    arguments = [
         *("--model", str(model), "--served-model-name", name),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "float32", "--max-model-len", str(max_length), "--enforce-eager"),
         *("--kv-cache-memory-bytes", str(256 << 20), *options),
     ]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            env=os.environ | {"VLLM_API_KEY": KEY},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    process = CONTEXT.Process(target=serve, args=(arguments, {"VLLM_API_KEY": KEY}, log))
+    process.start()
     server = Server(f"http://127.0.0.1:{port}", process)
     try:
         _wait_until_healthy(server, log)
@@ -61,10 +55,10 @@ def vllm_server(
 
 def _wait_until_healthy(server: Server, log: Path) -> None:
     end = time.monotonic() + _START_SECONDS
-    while time.monotonic() < end and server.process.poll() is None:
+    while time.monotonic() < end and server.process.is_alive():
         try:
             if httpx2.get(f"{server.url}/health", timeout=5).status_code == 200:
                 return
         except httpx2.TransportError:
-            time.sleep(0.5)
+            time.sleep(0.1)
     pytest.fail(f"vLLM's server did not start:\n{log.read_text(errors='replace')[-4000:]}")

@@ -116,6 +116,7 @@ def test_engines_share_a_batch_and_a_crashed_engine_is_an_error(
     assert set(multiprocessing.active_children()) <= before
 
 
+@pytest.mark.usefixtures("spawned_engines")
 def test_the_processes_of_tensor_parallelism_end_with_a_killed_engine(
     qwen3: Path, expected: FloatArray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +210,7 @@ if __name__ == "__main__":
         engine = int(command.stdout.readline())
         os.kill(engine, 0)
         command.kill()
-    for _ in range(100):
+    for _ in range(600):
         try:
             os.kill(engine, 0)
         except ProcessLookupError:
