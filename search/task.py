@@ -266,7 +266,7 @@ class SearchTask:
         seconds: dict[Channel, float] = {}
         try:
             lexical, seconds["lexical"] = self._lexical_candidates(query, depth)
-        except TimeoutError:
+        except (TimeoutError, UnavailableError):
             pass
         except ValueError as error:
             _LOG.error("full-text search failed", extra={"fields": describe(error)})

@@ -88,15 +88,17 @@ def check_pair(settings: Settings) -> tuple[Encoder | None, Finding]:
 def check_index(settings: Settings, encoder: Encoder, *, required: bool) -> Finding:
     """Opens the active version as the service does: files, checksums, canaries, vectors."""
     root, name = settings.indexes, settings.index
+    stores = vector_stores(_plain(settings.milvus_uri))
     try:
         index = IndexFolder(root, name)
-        folder = index.version(index.active())
+        in_milvus = settings.store == "milvus"
+        active = stores.get("milvus").active_version(index) if in_milvus else index.active()
+        folder = index.version(active)
     except CareError as error:
         if required or error.code != "no_active_version":
             return Finding.of("index", error)
         return Finding("index", "warning", f"{error} [{error.code}]")
     try:
-        stores = vector_stores(_plain(settings.milvus_uri))
         overflow = settings.overflow_pair
         others = [load_query_encoder(settings, overflow)] if overflow else []
         snapshot = load_index(index, encoder, stores.for_version(folder), others)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from core.breaker import UnavailableError
 from core.encoders import Encoding
 from core.manifest import Chunking, IndexManifest
 from stores.lexical import LexicalIndex
@@ -59,9 +60,11 @@ class BrokenEncoder(BigramEncoder):
 
 
 @contextmanager
-def broken_full_text(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def broken_full_text(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None = None
+) -> Iterator[None]:
     def fail(*_: object, **__: object) -> None:
-        raise ValueError("damaged")
+        raise error or ValueError("damaged")
 
     with monkeypatch.context() as patch:
         patch.setattr(LexicalIndex, "search", fail)
@@ -140,10 +143,11 @@ def test_filters_and_min_score_hold_in_each_mode(client: TestClient, mode: str) 
     assert scores(kept) == {id_: s for id_, s in scores(every).items() if s >= limit}
 
 
+@pytest.mark.parametrize("error", [ValueError("damaged"), UnavailableError()])
 def test_if_the_full_text_fails_the_vectors_answer(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    with broken_full_text(monkeypatch):
+    with broken_full_text(monkeypatch, error):
         answer = search(client)
         assert answer["failed_channels"] == ["lexical"]
         assert list(scores(answer)) == list(scores(search(client, mode="dense")))
