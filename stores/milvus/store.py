@@ -271,6 +271,7 @@ class MilvusStore(VectorStore):
                 if self._client.has_collection(one, timeout=self._timeout):
                     self._client.drop_collection(one, timeout=self._timeout)
             if self._client.has_collection(VERSIONS, timeout=self._timeout):
+                self._client.load_collection(VERSIONS, timeout=_LONG_TIMEOUT)
                 own = f'{NAME} == "{collection}"'
                 self._client.delete(VERSIONS, filter=own, timeout=self._timeout)
 
