@@ -10,6 +10,12 @@ from playwright.sync_api import Error, Page, Request, Route
 
 QUESTION = "血压高的人平时吃饭要注意什么"
 
+# Waits for the end of what fades or moves, except what does so for ever.
+_BE_STILL = """() => Promise.all(
+  document.getAnimations()
+    .filter((one) => isFinite(one.effect.getTiming().iterations))
+    .map((one) => one.finished.catch(() => null))
+).then(() => null)"""
 # The texts whose contrast with their background is below 4.5, with their contrast. A text is taken
 # to stand on the nearest background that is not transparent.
 _FAINT_TEXTS = """() => {
@@ -106,7 +112,8 @@ def unfold(page: Page, field: str) -> None:
 
 
 def violations(page: Page) -> list[str]:
-    """Returns the rules of axe that the page violates, with the nodes."""
+    """Returns the rules of axe that the page violates, with the nodes, once it has faded in."""
+    page.evaluate(_BE_STILL)
     found = Axe().run(page).response["violations"]
     return [f"{rule['id']}: {[node['html'] for node in rule['nodes']]}" for rule in found]
 
