@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import accumulate
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from core.documents import (
 )
 from core.errors import IndexVersionError
 from core.filter_rows import Requirement
+from core.filter_table import FilterTable
 from core.filters import FilterReader, RecentRows, Selection
 from core.manifest import TOKENS, IndexManifest
 from core.terms import TermList
@@ -69,6 +70,8 @@ from stores.milvus.tables import (
     nearest_float,
     value_key,
 )
+
+_T = TypeVar("_T")
 
 # Rows of a request that reads texts, and of one that reads numbers.
 _READ, _SCAN = 1024, MAX_HITS
@@ -176,6 +179,65 @@ class MilvusDocuments(DocumentReader):
         return [entity for entity in found if entity[name] in wanted]
 
 
+def _keep(kept: dict[str, _T], key: str, value: _T) -> None:
+    """Keeps what was read; once there is much of it, all of it is forgotten."""
+    if len(kept) >= _KEPT:
+        kept.clear()
+    kept[key] = value
+
+
+class MilvusValues(FilterTable):
+    """The labels of the filter values of a version.
+
+    Args:
+        fields: Number of values of each field: their labels follow each other, by name.
+
+    Attributes:
+        spans: The labels of each field.
+    """
+
+    def __init__(self, values: Collection, fields: Mapping[str, int]) -> None:
+        self._values = values
+        names = sorted(fields)
+        ends = accumulate(fields[name] for name in names)
+        self.spans = {
+            name: range(end - fields[name], end) for name, end in zip(names, ends, strict=True)
+        }
+
+    def has_numbers(self, field: str) -> bool:
+        span = self.spans[field]
+        condition = f"{LABEL} >= {span.start} and {LABEL} < {span.stop} and {IS_NUMBER}"
+        return bool(self._values.query(condition, [LABEL], limit=1))
+
+    def labels(self, field: str, values: Sequence[FilterValue]) -> RowArray:
+        found: list[int] = []
+        if field in self.spans:
+            for part in _parts([value_key(field, value) for value in values], _READ):
+                found += [e[LABEL] for e in self._values.query(f"{KEY} in {part}", [LABEL])]
+        return np.array(sorted(found), np.int64)
+
+    def labels_in_range(
+        self, field: str, bounds: Sequence[tuple[str, float]], check: Check = no_check
+    ) -> RowArray:
+        if field not in self.spans:
+            return np.empty(0, np.int64)
+        # Different integers beyond 2^53 can be equal floats, so each number is compared here.
+        limits = [
+            f"{NUMBER} {'>=' if name in ('gt', 'gte') else '<='} {nearest_float(bound)!r}"
+            for name, bound in bounds
+        ]
+        span = self.spans[field]
+        labels = []
+        for window in _windows(span.start, span.stop, _SCAN, LABEL):
+            check()
+            found = self._values.query(_both(window, IS_NUMBER, *limits), [LABEL, VALUE])
+            for entity in found:
+                number = json.loads(entity[VALUE])
+                if all(COMPARISONS[name](number, bound) for name, bound in bounds):
+                    labels.append(entity[LABEL])
+        return np.array(sorted(labels), np.int64)
+
+
 class MilvusFilters(FilterReader):
     """The filter values of a version.
 
@@ -187,20 +249,14 @@ class MilvusFilters(FilterReader):
         self, rows: Collection, values: Collection, fields: Mapping[str, int], count: int
     ) -> None:
         self._rows_table, self._values = rows, values
+        self._by_label = MilvusValues(values, fields)
         self._count = count
         self._recent = RecentRows()
         self._set_fields(fields)
-        names = sorted(fields)
-        ends = accumulate(fields[name] for name in names)
-        self._spans = {
-            name: range(end - fields[name], end) for name, end in zip(names, ends, strict=True)
-        }
+        self._spans = self._by_label.spans
         # By conditions as JSON, as 1 and True are equal keys.
         self._required: dict[str, list[Requirement]] = {}
         self._counts: dict[str, int] = {}
-
-    def has_numbers(self, field: str) -> bool:
-        return bool(self._values.query(_both(self._span(field), IS_NUMBER), [LABEL], limit=1))
 
     def rows(self, conditions: Conjunction, check: Check = no_check) -> RowArray:
         rows = self._recent.get(conditions)
@@ -225,7 +281,8 @@ class MilvusFilters(FilterReader):
 
     def count(self, conditions: Conjunction, check: Check = no_check) -> int:
         key = json.dumps(conditions.as_json())
-        if key not in self._counts:
+        count = self._counts.get(key)
+        if count is None:
             required = self.requirements(conditions, check)
             expression, complete = labels_expression(required)
             if any(not one.excluded and not len(one.labels) for one in required):
@@ -235,27 +292,15 @@ class MilvusFilters(FilterReader):
                 count = self._rows_table.count(expression)
             else:
                 count = len(self.rows(conditions, check))
-            if len(self._counts) >= _KEPT:
-                self._counts.clear()
-            self._counts[key] = count
-        return self._counts.get(key, 0)
+            _keep(self._counts, key, count)
+        return count
 
     def requirements(self, conditions: Conjunction, check: Check = no_check) -> list[Requirement]:
         key = json.dumps(conditions.as_json())
         required = self._required.get(key)
         if required is None:
-            required = []
-            for field, condition in conditions.conditions:
-                if condition.accepted is not None:
-                    required.append(Requirement(self._labels(field, condition.accepted)))
-                if condition.bounds:
-                    required.append(Requirement(self._in_range(field, condition.bounds, check)))
-                excluded = self._labels(field, condition.excluded)
-                if len(excluded):
-                    required.append(Requirement(excluded, excluded=True))
-            if len(self._required) >= _KEPT:
-                self._required.clear()
-            self._required[key] = required
+            required = super().requirements(conditions, check)
+            _keep(self._required, key, required)
         return required
 
     @property
@@ -292,36 +337,6 @@ class MilvusFilters(FilterReader):
             for entity in self._values.query(f"{LABEL} in {part}", [LABEL, VALUE]):
                 values[entity[LABEL]] = json.loads(entity[VALUE])
         return values
-
-    def _span(self, field: str) -> str:
-        span = self._spans[field]
-        return f"{LABEL} >= {span.start} and {LABEL} < {span.stop}"
-
-    def _labels(self, field: str, values: Sequence[FilterValue]) -> RowArray:
-        found: list[int] = []
-        if field in self._spans:
-            for part in _parts([value_key(field, value) for value in values], _READ):
-                found += [e[LABEL] for e in self._values.query(f"{KEY} in {part}", [LABEL])]
-        return np.array(sorted(found), np.int64)
-
-    def _in_range(self, field: str, bounds: Sequence[tuple[str, float]], check: Check) -> RowArray:
-        if field not in self._spans:
-            return np.empty(0, np.int64)
-        # Different integers beyond 2^53 can be equal floats, so each number is compared here.
-        limits = [
-            f"{NUMBER} {'>=' if name in ('gt', 'gte') else '<='} {nearest_float(bound)!r}"
-            for name, bound in bounds
-        ]
-        span = self._spans[field]
-        labels = []
-        for window in _windows(span.start, span.stop, _SCAN, LABEL):
-            check()
-            found = self._values.query(_both(window, IS_NUMBER, *limits), [LABEL, VALUE])
-            for entity in found:
-                number = json.loads(entity[VALUE])
-                if all(COMPARISONS[name](number, bound) for name, bound in bounds):
-                    labels.append(entity[LABEL])
-        return np.array(sorted(labels), np.int64)
 
     def _scan(self, condition: str, check: Check) -> RowArray:
         """Returns the rows that meet a condition, int64 [n], ascending."""
