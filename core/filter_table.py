@@ -46,13 +46,9 @@ class FilterTable:
     def __init__(self, table: Any, fields: Mapping[str, int]) -> None:
         self._batches = [_Batch(batch) for batch in table.to_batches() if len(batch)]
         self._firsts = [0, *accumulate(len(batch) for batch in self._batches)][:-1]
-        names = sorted(fields)
-        ends = accumulate(fields[name] for name in names)
-        self._spans = {
-            name: range(end - fields[name], end) for name, end in zip(names, ends, strict=True)
-        }
-        self._starts = [self._spans[name].start for name in names]
-        self._names = [name.encode() for name in names]
+        self._spans = label_spans(fields)
+        self._starts = [span.start for span in self._spans.values()]
+        self._names = [name.encode() for name in self._spans]
         self._numbers: dict[str, tuple[RowArray, FloatNumbers]] = {}
         # Of all values, empty until it is asked for: such pages of the array take no memory.
         self._hashes: Hashes = np.zeros(sum(fields.values()), f"S{_HASH_BYTES * 4 // 3}")
@@ -258,6 +254,13 @@ class _Batch:
             return
         for run in np.split(at, ends):
             yield self.rows[self.offsets[run[0]] : self.offsets[run[-1] + 1]]
+
+
+def label_spans(fields: Mapping[str, int]) -> dict[str, range]:
+    """Returns the labels of each field, by name and in this order, given its number of values."""
+    names = sorted(fields)
+    ends = accumulate(fields[name] for name in names)
+    return {name: range(end - fields[name], end) for name, end in zip(names, ends, strict=True)}
 
 
 def encode_value(value: FilterValue) -> str:

@@ -8,7 +8,6 @@ import json
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import accumulate
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -27,7 +26,7 @@ from core.documents import (
 )
 from core.errors import IndexVersionError
 from core.filter_rows import Requirement
-from core.filter_table import FilterTable
+from core.filter_table import FilterTable, label_spans
 from core.filters import FilterReader, RecentRows, Selection
 from core.manifest import TOKENS, IndexManifest
 from core.terms import TermList
@@ -198,11 +197,7 @@ class MilvusValues(FilterTable):
 
     def __init__(self, values: Collection, fields: Mapping[str, int]) -> None:
         self._values = values
-        names = sorted(fields)
-        ends = accumulate(fields[name] for name in names)
-        self.spans = {
-            name: range(end - fields[name], end) for name, end in zip(names, ends, strict=True)
-        }
+        self.spans = label_spans(fields)
 
     def has_numbers(self, field: str) -> bool:
         span = self.spans[field]

@@ -19,7 +19,7 @@ from core.loopback import is_local
 from core.manifest import FULL_TEXT, TOKENS, WHOLE, Component, IndexManifest
 from core.progress import progress_bar
 from core.types import FloatArray, RowArray
-from core.versions import IndexFolder, read_manifest
+from core.versions import CURRENT, IndexFolder, read_manifest
 from stores.base import (
     NewVectors,
     SearchChoice,
@@ -38,7 +38,7 @@ from stores.milvus.segment import (
     MilvusTokenRows,
     check_count,
 )
-from stores.milvus.tables import write_tables
+from stores.milvus.tables import index_scalars, write_tables
 from stores.milvus.vectors import MilvusVectors, search_many
 from stores.milvus.versions import (
     NAME,
@@ -98,8 +98,8 @@ class MilvusStore(VectorStore):
     def active_version(self, index: IndexFolder) -> str:
         """Returns the version to whose collection the alias points.
 
-        If it is whole and the index has no folder of it, the folder is made: manifest and term
-        list, a few kilobytes.
+        If it is whole and the index has no folder of it, the folder is made, with manifest and
+        term list.
         """
         alias = names.alias_name(index.name)
         with _milvus_request("describe the alias"):
@@ -162,7 +162,9 @@ class MilvusStore(VectorStore):
 
     def fetch(self, root: Path) -> None:
         for collection in {entity[NAME] for entity in self._versions(f"{PART} == 0", [NAME])}:
-            if index := names.index_of(collection):
+            index = names.index_of(collection)
+            # An index that has a folder is followed by those who have it open.
+            if index and not (root / index / CURRENT).exists():
                 with suppress(IndexVersionError):  # none of its versions is active
                     self.active_version(IndexFolder(root, index))
 
@@ -311,13 +313,7 @@ class MilvusStore(VectorStore):
             indexes = self._client.prepare_index_params()
             indexes.add_index(VECTOR, index_type=kind, metric_type=METRIC, params=parameters)
             self._client.create_index(collection, indexes)
-            try:
-                indexes = self._client.prepare_index_params()
-                indexes.add_index(LABELS, index_type="INVERTED")
-                self._client.create_index(collection, indexes)
-            except MilvusException:
-                # milvus-lite does not index arrays; filters then scan them with the same result.
-                pass
+            index_scalars(self._client, collection, [LABELS])
             self._client.load_collection(collection)
 
 

@@ -38,7 +38,7 @@ LABEL, KEY, FIELD, VALUE, COUNT = "label", "value_key", "field", "value", "count
 NUMBER, IS_NUMBER, RANK = "number", "is_number", "rank"
 TERM, TERM_KEY = "term", "term_key"
 # A vector of one dimension where there is no other, because one is required.
-_NONE = "none"
+NO_VECTOR = "none"
 
 # Bytes of a VARCHAR.
 MAX_BYTES = 65_535
@@ -90,14 +90,14 @@ def write_tables(
     rows, terms_, values = table_names(collection)
     known = _Terms(documents) if full_text else None
     text = {TERMS: DataType.SPARSE_FLOAT_VECTOR, NUMBERS: DataType.ARRAY}
-    _create(
+    create_table(
         client,
         rows,
         {ROW: DataType.INT64, ID_KEY: DataType.INT64, PARENT_KEY: DataType.INT64}
         | dict.fromkeys((*column_names(chunked=False), "parent"), DataType.VARCHAR)
         | {"chunk": DataType.INT64, "chunks": DataType.INT64, LABELS: DataType.ARRAY}
         | ({TOKENS: DataType.VARCHAR} if tokens else {})
-        | (text if full_text else {_NONE: DataType.FLOAT_VECTOR}),
+        | (text if full_text else {NO_VECTOR: DataType.FLOAT_VECTOR}),
     )
     with progress_bar("milvus", show=progress, total=len(documents)) as bar:
         for batch in _batches(_rows(documents, filters, known, tokens)):
@@ -105,13 +105,19 @@ def write_tables(
             bar.update(len(batch))
     _load(client, rows, [ID_KEY, PARENT_KEY, LABELS, *([NUMBERS] if full_text else ())])
     number, float_ = DataType.INT64, DataType.FLOAT_VECTOR
-    table = {TERM_KEY: number, TERM: DataType.VARCHAR, NUMBER: number, COUNT: number, _NONE: float_}
-    _create(client, terms_, table)
+    table = {
+        TERM_KEY: number,
+        TERM: DataType.VARCHAR,
+        NUMBER: number,
+        COUNT: number,
+        NO_VECTOR: float_,
+    }
+    create_table(client, terms_, table)
     _insert(client, terms_, known.entities() if known else ())
     _load(client, terms_, [])
     own = {LABEL: number, KEY: number, FIELD: DataType.VARCHAR, VALUE: DataType.VARCHAR}
     own |= {NUMBER: DataType.DOUBLE, IS_NUMBER: DataType.BOOL, COUNT: number, RANK: number}
-    _create(client, values, own | {_NONE: float_})
+    create_table(client, values, own | {NO_VECTOR: float_})
     _insert(client, values, _values(filters))
     _load(client, values, [KEY, RANK])
     return len(known.numbers) if known else 0
@@ -140,7 +146,13 @@ class _Terms:
     def entities(self) -> Iterator[Entity]:
         for term, number in self.numbers.items():
             count = self._counts[term]
-            yield {TERM_KEY: hash_of(term), TERM: term, NUMBER: number, COUNT: count, _NONE: [0.0]}
+            yield {
+                TERM_KEY: hash_of(term),
+                TERM: term,
+                NUMBER: number,
+                COUNT: count,
+                NO_VECTOR: [0.0],
+            }
 
 
 def _stored_length(length: int) -> int:
@@ -172,7 +184,7 @@ def _rows(
             numbers = sorted(shares) if len(shares) <= MAX_LABELS else []
             entity |= {TERMS: shares, NUMBERS: numbers}
         else:
-            entity[_NONE] = [0.0]
+            entity[NO_VECTOR] = [0.0]
         yield entity
 
 
@@ -197,7 +209,7 @@ def _values(filters: FilterReader) -> Iterator[Entity]:
         entity = {LABEL: label, KEY: value_key(field, value), FIELD: field, VALUE: text}
         _check_sizes(f"value {label}", entity)
         entity |= {NUMBER: nearest_float(value) if is_number else 0.0, IS_NUMBER: is_number}
-        yield entity | {COUNT: count, RANK: ranks.get((field, text), -1), _NONE: [0.0]}
+        yield entity | {COUNT: count, RANK: ranks.get((field, text), -1), NO_VECTOR: [0.0]}
 
 
 def nearest_float(number: float) -> float:
@@ -209,7 +221,7 @@ def nearest_float(number: float) -> float:
         return most if number > 0 else -most
 
 
-def _create(client: MilvusClient, name: str, table: Mapping[str, DataType]) -> None:
+def create_table(client: MilvusClient, name: str, table: Mapping[str, DataType]) -> None:
     """Creates a collection, given its fields by name; the first one is the key."""
     schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
     index = client.prepare_index_params()
@@ -237,13 +249,18 @@ def _index(client: MilvusClient, name: str, index: Any) -> None:
 
 def _load(client: MilvusClient, name: str, indexed: Iterable[str]) -> None:
     client.flush(name, timeout=_TIMEOUT)
-    for field in indexed:
+    index_scalars(client, name, indexed)
+    client.load_collection(name, timeout=_TIMEOUT)
+
+
+def index_scalars(client: MilvusClient, name: str, fields: Iterable[str]) -> None:
+    """Indexes numbers and arrays of numbers of a collection for conditions."""
+    for field in fields:
         index = client.prepare_index_params()
         index.add_index(field, index_type="INVERTED")
         # milvus-lite does not index arrays; conditions then scan them with the same result.
         with suppress(MilvusException):
             _index(client, name, index)
-    client.load_collection(name, timeout=_TIMEOUT)
 
 
 def _insert(client: MilvusClient, name: str, entities: Iterable[Entity]) -> None:

@@ -17,28 +17,21 @@ from core.files import sync_folder, write_text, writing_in
 from core.manifest import TERMS, IndexManifest
 from core.scratch import temporary_folder
 from core.versions import CURRENT, IndexFolder, write_new_manifest
-from stores.milvus.names import COLLECTION, METRIC, VERSIONS
+from stores.milvus.names import COLLECTION, VERSIONS
+from stores.milvus.tables import NO_VECTOR, create_table
 
 NAME, PART, PARTS, TEXT = "name", "part", "parts", "text"
 PART_FIELDS = [PART, PARTS, TEXT]
-_KEY, _NONE = "key", "none"
-# Characters of a part, of 4 bytes each at most.
-_PART_CHARS, _MAX_BYTES = 16_000, 65_535
-_MAX_KEY = 512
+_KEY = "key"
+# Characters of a part: they take 4 bytes each at most, and a VARCHAR holds 65,535.
+_PART_CHARS = 16_000
 
 
 def create_versions(client: MilvusClient) -> None:
     """Creates the collection of versions."""
-    schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
-    schema.add_field(_KEY, DataType.VARCHAR, is_primary=True, max_length=_MAX_KEY)
-    schema.add_field(NAME, DataType.VARCHAR, max_length=_MAX_KEY)
-    for name in (PART, PARTS):
-        schema.add_field(name, DataType.INT64)
-    schema.add_field(TEXT, DataType.VARCHAR, max_length=_MAX_BYTES)
-    schema.add_field(_NONE, DataType.FLOAT_VECTOR, dim=1)  # one vector is required
-    index = client.prepare_index_params()
-    index.add_index(_NONE, index_type="FLAT", metric_type=METRIC)
-    client.create_collection(VERSIONS, schema=schema, index_params=index)
+    texts = dict.fromkeys((_KEY, NAME, TEXT), DataType.VARCHAR)
+    numbers = dict.fromkeys((PART, PARTS), DataType.INT64)
+    create_table(client, VERSIONS, {**texts, **numbers, NO_VECTOR: DataType.FLOAT_VECTOR})
 
 
 def version_parts(collection: str, folder: Path, manifest: IndexManifest) -> list[dict[str, Any]]:
@@ -54,7 +47,7 @@ def version_parts(collection: str, folder: Path, manifest: IndexManifest) -> lis
     text = json.dumps(content, ensure_ascii=False)
     parts = [text[at : at + _PART_CHARS] for at in range(0, len(text), _PART_CHARS)]
     return [
-        {_KEY: f"{collection}/{at}", NAME: collection, _NONE: [0.0]}
+        {_KEY: f"{collection}/{at}", NAME: collection, NO_VECTOR: [0.0]}
         | {PART: at, PARTS: len(parts), TEXT: part}
         for at, part in enumerate(parts)
     ]
