@@ -4,31 +4,62 @@
     python -m loadtest.live_writes --index base --documents more.jsonl --queries queries.jsonl
 
 Documents are put into a copy of the index, which stays beside it as `base-live`. Searches come at
-half of the rate that the service answers without writes.
+half of the rate that the service answers without writes, whether earlier ones are answered or not.
+Of each figure the median of the rounds is printed, with its range.
 """
 
 import argparse
 import json
+import os
+import re
 import shutil
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from http.client import HTTPConnection
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import Request
 
 import numpy as np
 
-from core.service_process import start_service
+from core.loopback import open_local
+from core.provenance import environment, hardware
+from core.service_process import ServerProcess, start_service
 from core.versions import IndexFolder, read_manifest, write_manifest
-from loadtest.traffic import read_texts
+from loadtest.measurement import Target, measure
+from loadtest.traffic import Mix, Traffic, read_texts
 
 _CONNECTIONS = 16
 _BATCH = 100
+# Delays each flush of the processes into which it is loaded.
+_SLOW_DISK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <unistd.h>
+static int slow(const char *name, int file) {
+    usleep(1000 * atoi(getenv("FSYNC_MS")));
+    return ((int (*)(int))dlsym(RTLD_NEXT, name))(file);
+}
+int fsync(int file) { return slow("fsync", file); }
+int fdatasync(int file) { return slow("fdatasync", file); }
+"""
+# A service of one process whose cache of query vectors finds nothing.
+_WITHOUT_VECTORS = """
+import sys
+from care.cli.main import main
+from service.pipeline.cache import VectorCache
+VectorCache.get = lambda *_: None
+sys.exit(main(["serve"]))
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,102 +69,194 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--indexes", type=Path, default=Path("indexes"), help="folder of indexes")
-    parser.add_argument("--index", default="base", help="the index that is copied")
-    parser.add_argument("--documents", type=Path, required=True, help="JSONL of new documents")
-    parser.add_argument("--queries", type=Path, required=True, help="JSONL with text or query")
-    parser.add_argument("--workers", default="2", help="workers of the service")
-    parser.add_argument("--seconds", type=float, default=10.0, help="time of each measurement")
+    add = parser.add_argument
+    add("--indexes", type=Path, default=Path("indexes"), help="folder of indexes")
+    add("--index", default="base", help="the index that is copied")
+    add("--documents", type=Path, required=True, help="JSONL of new documents")
+    add("--queries", type=Path, required=True, help="JSONL with text or query")
+    add("--workers", default="2", help="workers of the service")
+    add("--seconds", type=float, default=10.0, help="time of each measurement")
+    add("--rounds", type=int, default=3, help="rounds of each measurement")
+    add("--writes", type=float, help="writes a second; by default one follows the other")
+    add("--flush-ms", type=int, default=0, help="time that each flush to disk takes longer")
+    add("--parts", default="single,bulk", help="of single, caches and bulk")
     options = parser.parse_args(arguments)
     queries = read_texts(options.queries)
     lines = options.documents.read_text(encoding="utf-8").splitlines()
-    documents = [json.loads(line) for line in lines]
+    # New ids, and texts that are not known, as often as they are needed.
+    new = (
+        document | {"_id": f"live-{at}", "title": f"{document.get('title', '')} {at}"}
+        for at, document in enumerate(cycle(map(json.loads, lines)))
+    )
     base = IndexFolder(options.indexes, options.index)
     name = f"{options.index}-live"
     shutil.rmtree(base.root / name, ignore_errors=True)
     copy_index(base, name)
-    settings = {"WORKERS": options.workers, "CACHE_ENTRIES": "0"}
-    service = start_service(options.indexes, name, settings)
-    try:
-        _measure(service.url, documents, queries, options.seconds, options.indexes / name)
-    finally:
-        service.process.terminate()
-        service.process.wait()
+    print(hardware(), environment())
+    with tempfile.TemporaryDirectory() as folder:
+        slow = _slow_disk(Path(folder), options.flush_ms) if options.flush_ms else {}
+        variables = dict(os.environ) | slow
+
+        def start(settings: dict[str, str], *code: str) -> ServerProcess:
+            # The first write waits for the writer process and its encoder.
+            settings |= {"TIMEOUT_MS": "60000"}
+            launcher = ("-c", *code) if code else ("-m", "care", "serve")
+            return start_service(options.indexes, name, settings, variables, launcher=launcher)
+
+        if "caches" in options.parts:
+            _measure_caches(start, new, queries, options)
+        with start({"WORKERS": options.workers, "CACHE_ENTRIES": "0"}) as service:
+            Connection(service.url).ask("PUT", "/documents", next(new))  # starts the writer process
+            if "single" in options.parts:
+                _measure_single(service.url, new, queries, options, options.indexes / name)
+            if "bulk" in options.parts:
+                bulk = list(islice(new, min(len(lines), 6 * _BATCH)))
+                _measure_bulk(service.url, bulk, options.indexes / name)
     return 0
 
 
-def _measure(
+def _measure_single(
     url: str,
-    documents: Sequence[dict[str, Any]],
+    new: Iterator[dict[str, Any]],
     queries: Sequence[str],
-    seconds: float,
+    options: argparse.Namespace,
     folder: Path,
 ) -> None:
-    # New ids, and texts that are not known, as often as they are needed.
-    new = (
-        document | {"_id": f"live-{at}", "title": f"{document.get('title', '')} {at}"}
-        for at, document in enumerate(cycle(documents))
-    )
-    Connection(url).ask("PUT", "/documents", next(new))  # starts the writer process
-    rate = len(_search(url, queries, seconds, None)) / seconds
-    print(f"searches as fast as they are answered: {rate:,.0f}/s")
-    for _ in range(3):
-        alone = _search(url, queries, seconds, rate / 2)
-        print(f"searches at {rate / 2:,.0f}/s without writes: {quantiles(alone)}")
+    seconds, target = options.seconds, Target(url)
+    rates = [len(_search(url, queries, seconds)) / seconds for _ in range(2)]
+    rate = rates[-1] / 2
+    print(f"searches as fast as they are answered: {rates[-1]:,.0f}/s; at {rate:,.0f}/s:")
+    bodies = (json.dumps({"query": query}, ensure_ascii=False) for query in cycle(queries))
+
+    def search() -> dict[str, float]:
+        some = islice(bodies, max(1, round(rate * seconds)))
+        messages = [target.message("POST", "/search", body.encode()) for body in some]
+        found = measure(target, messages, rate)
+        assert found.succeeded == found.sent, found
+        return found.latency_ms
+
+    times: list[float] = []
+    rounds: dict[str, list[float]] = {}
+    for _ in range(options.rounds):
+        alone = search()
         before = _bytes(folder)
-        with _beside(lambda: _put_singly(url, new, seconds)) as result:
-            beside = _search(url, queries, seconds, rate / 2)
-        times, size = result()
-        written = _bytes(folder) - before
-        print(f"searches beside single documents: {quantiles(beside)}")
-        print(
-            f"one document, until all searches find it: {quantiles(times)}; "
-            f"{len(times) / seconds:.1f}/s, {written / max(size, 1):.0f} × its bytes on disk"
-        )
-    bulk = list(islice(new, min(len(documents), 4 * _BATCH)))
+        with _beside(partial(_put_singly, url, new, seconds, options.writes)) as result:
+            beside = search()
+        own, size = result()
+        times += own
+        for figure, value in {
+            "searches without writes, p50 [ms]": alone["p50"],
+            "searches without writes, p99 [ms]": alone["p99"],
+            "searches beside single documents, p50 [ms]": beside["p50"],
+            "searches beside single documents, p99 [ms]": beside["p99"],
+            "ratio of p99": beside["p99"] / alone["p99"],
+            "single documents per second": len(own) / seconds,
+            "bytes on disk, as multiples": (_bytes(folder) - before) / max(size, 1),
+        }.items():
+            rounds.setdefault(figure, []).append(value)
+    _print(rounds)
+    print(f"one document, until all searches find it: {quantiles(times)} ({len(times)})")
+
+
+def _measure_bulk(url: str, bulk: Sequence[dict[str, Any]], folder: Path) -> None:
+    size = len(json.dumps(bulk, ensure_ascii=False).encode())
+    lines = "\n".join(json.dumps(one, ensure_ascii=False) for one in bulk).encode()
     before, started = _bytes(folder), time.perf_counter()
-    for start in range(0, len(bulk), _BATCH):
-        Connection(url).ask("PUT", "/documents", bulk[start : start + _BATCH])
-    passed, size = time.perf_counter() - started, len(json.dumps(bulk, ensure_ascii=False).encode())
+    headers = {"Content-Type": "application/x-ndjson"}
+    request = Request(f"{url}/documents", lines, headers, method="PUT")
+    with open_local(request, timeout=600) as response:
+        assert json.load(response)["added"] == len(bulk)
+    passed = time.perf_counter() - started
     print(
-        f"{len(bulk)} documents in requests of {_BATCH}: {len(bulk) / passed:.0f}/s, "
+        f"{len(bulk)} documents as lines: {len(bulk) / passed:.1f}/s, "
         f"{(_bytes(folder) - before) / max(size, 1):.1f} × their bytes on disk"
     )
 
 
+def _measure_caches(
+    start: Callable[..., ServerProcess],
+    new: Iterator[dict[str, Any]],
+    queries: Sequence[str],
+    options: argparse.Namespace,
+) -> None:
+    """Searches as fast as they are answered, half of them repeated, beside writes at a rate."""
+    traffic = Traffic(queries, 1, Mix(filtered=0, batches=0))
+    asked = [traffic.draw()[2]["query"] for _ in range(100_000)]
+    rounds: dict[str, list[float]] = {}
+    ways = {"with the cache of vectors": (), "without it": (_WITHOUT_VECTORS,)}
+    for _ in range(options.rounds):
+        for way, code in ways.items():
+            with start({"WORKERS": "1"}, *code) as service:
+                url = service.url
+                Connection(url).ask("PUT", "/documents", next(new))
+                _search(url, asked, options.seconds)
+                before = _lookups(url)
+                with _beside(partial(_put_singly, url, new, options.seconds, options.writes)):
+                    done = len(_search(url, asked, options.seconds))
+                after = _lookups(url)
+            rounds.setdefault(f"queries per second {way}", []).append(done / options.seconds)
+            for tier in ("memory", "vectors"):
+                hits, misses = (after[tier, r] - before[tier, r] for r in ("hit", "miss"))
+                figure = f"share of hits in {tier} {way}"
+                rounds.setdefault(figure, []).append(hits / max(1, hits + misses))
+    _print(rounds)
+
+
+def _lookups(url: str) -> Mapping[tuple[str, str], float]:
+    """Returns the numbers of lookups in caches, by tier and result."""
+    with open_local(Request(f"{url}/metrics"), timeout=10) as response:
+        text = response.read().decode()
+    pattern = r'care_cache_lookups_total{result="(\w+)",tier="(\w+)"} (\S+)'
+    return {(tier, result): float(n) for result, tier, n in re.findall(pattern, text)}
+
+
+def _slow_disk(folder: Path, milliseconds: int) -> dict[str, str]:
+    """Returns variables of processes whose flushes to disk take longer."""
+    source, library = folder / "slow.c", folder / "slow.so"
+    source.write_text(_SLOW_DISK)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return {"LD_PRELOAD": str(library), "FSYNC_MS": str(milliseconds)}
+
+
 def _put_singly(
-    url: str, documents: Iterator[dict[str, Any]], seconds: float
+    url: str, documents: Iterator[dict[str, Any]], seconds: float, rate: float | None
 ) -> tuple[list[float], int]:
-    """Puts one document after another; returns the times [ms] and the bytes of all."""
-    connection, end, size = Connection(url), time.perf_counter() + seconds, 0
+    """Puts one document after another, or at a rate [1/s].
+
+    Returns the times [ms], from when each was due, and the bytes of all.
+    """
+    connection, started, size = Connection(url), time.perf_counter(), 0
     times: list[float] = []
-    while time.perf_counter() < end:
+    while True:
+        due = started + len(times) / rate if rate else time.perf_counter()
+        if due >= started + seconds:
+            return times, size
+        time.sleep(max(0.0, due - time.perf_counter()))
         document = next(documents)
-        times.append(connection.ask("PUT", "/documents", document)[0])
+        connection.ask("PUT", "/documents", document)
+        times.append((time.perf_counter() - due) * 1000)
         size += len(json.dumps(document, ensure_ascii=False).encode())
-    return times, size
 
 
-def _search(url: str, queries: Sequence[str], seconds: float, rate: float | None) -> list[float]:
-    """Returns the times of searches [ms]: at a rate [1/s], from when each was due, or at once."""
-    started = time.perf_counter()
+def _search(url: str, queries: Sequence[str], seconds: float) -> list[float]:
+    """Returns the times of searches [ms], each of which follows another."""
+    end = time.perf_counter() + seconds
 
     def ask(first: int) -> list[float]:
-        connection = Connection(url)
-        times: list[float] = []
-        for at, query in enumerate(islice(cycle(queries), first, None, _CONNECTIONS)):
-            due = time.perf_counter()
-            if rate:
-                due = started + (at * _CONNECTIONS + first) / rate
-                time.sleep(max(0.0, due - time.perf_counter()))
-            if time.perf_counter() > started + seconds:
-                return times
-            connection.ask("POST", "/search", {"query": query})
-            times.append((time.perf_counter() - due) * 1000)
+        connection, times = Connection(url), list[float]()
+        for query in islice(cycle(queries), first, None, _CONNECTIONS):
+            if time.perf_counter() > end:
+                break
+            times.append(connection.ask("POST", "/search", {"query": query})[0])
         return times
 
     with ThreadPoolExecutor(_CONNECTIONS) as pool:
         return [one for times in pool.map(ask, range(_CONNECTIONS)) for one in times]
+
+
+def _print(rounds: Mapping[str, Sequence[float]]) -> None:
+    for figure, values in rounds.items():
+        print(f"{figure}: {np.median(values):.2f} ({min(values):.2f} to {max(values):.2f})")
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from stores.segments import (
     JoinedTokens,
     JoinedVectors,
     RowMap,
+    join_small,
 )
 from stores.token_vectors import TokenVectors, open_token_vectors
 
@@ -101,11 +102,12 @@ def open_segments(
         each[part.key] = own or open_segment(part, files if at else store, full_text=False)
     open_parts = list(each.values())
     rows = RowMap([one.count for one in open_parts], deleted)
+    vectors = join_small([one.vectors for one in open_parts])
     tokens = [one.tokens for one in open_parts if one.tokens]
     joined = Segment(
         JoinedDocuments([one.documents for one in open_parts], rows),
         JoinedFilters([one.filters for one in open_parts], manifest.filter_fields, rows),
-        JoinedVectors([one.vectors for one in open_parts], rows),
+        JoinedVectors(vectors, RowMap([one.count for one in vectors], deleted)),
         _open_full_text(parts, open_parts, deleted),
         JoinedTokens(tokens, rows) if len(tokens) == len(parts) else None,
     )

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,10 @@ from core.documents import DocumentReader, StoredDocument
 from core.filter_rows import HashedRequirement
 from core.filter_table import encode_value
 from core.filters import FilterReader, RecentRows, Selection
+from core.packs import MOST_ROWS
 from core.types import Check, Conjunction, CountedValue, Document, FloatArray, RowArray, no_check
 from stores.base import ScoredRows, Vectors
+from stores.faiss.search import FaissVectors, flat
 from stores.order import rounded
 from stores.token_vectors import TokenVectors
 
@@ -188,6 +190,22 @@ class JoinedFilters(FilterReader):
             ]
             for field, own in sorted(counts.items())
         }
+
+
+def join_small(parts: Sequence[Vectors]) -> list[Vectors]:
+    """Joins the vectors of small segments that follow each other, besides the base, in memory.
+
+    Each is a call of FAISS less, after which a thread waits for the interpreter.
+    """
+    joined: list[Vectors] = [parts[0]]
+    for is_small, some in groupby(parts[1:], lambda part: part.count <= MOST_ROWS):
+        own = list(some)
+        if is_small and len(own) > 1:
+            rows = [part.take(np.arange(part.count)) for part in own]
+            joined.append(FaissVectors(flat(np.concatenate(rows)), {}))
+        else:
+            joined += own
+    return joined
 
 
 class JoinedVectors:

@@ -53,6 +53,13 @@ def read_index(path: Path) -> faiss.Index:
         raise IndexVersionError.at(path, reason, "unreadable_vectors") from error
 
 
+def flat(vectors: FloatArray) -> faiss.Index:
+    """Returns vectors, float32 [n, dimension], as an index in memory."""
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(vectors)
+    return index
+
+
 def search_parameters(parameters: Parameters) -> faiss.SearchParameters | None:
     """Converts parameters of a manifest for FAISS.
 
@@ -75,7 +82,7 @@ def search_parameters(parameters: Parameters) -> faiss.SearchParameters | None:
 
 
 class FaissVectors:
-    """The vectors of one index version in a FAISS file, which stays mapped.
+    """The vectors of one index version in a FAISS file, which stays mapped, or an index in memory.
 
     Exact search uses the stored vectors, for example 8-bit codes for `Refine(SQ8)` and
     `HNSW32,SQ8`. Product codes and reduced vectors only select candidates for refinement; their
@@ -90,8 +97,10 @@ class FaissVectors:
         IndexVersionError: If the file cannot be read, or the GPU has too little memory for it.
     """
 
-    def __init__(self, path: Path, parameters: Parameters, device: SearchDevice = "cpu") -> None:
-        self._index = read_index(path)
+    def __init__(
+        self, source: Path | faiss.Index, parameters: Parameters, device: SearchDevice = "cpu"
+    ) -> None:
+        self._index = read_index(source) if isinstance(source, Path) else source
         self.count: int = self._index.ntotal
         self.dimension: int = self._index.d
         self._approximate: _Graph | _Lists | None = None

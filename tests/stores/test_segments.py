@@ -27,6 +27,7 @@ from stores.segments import (
     JoinedTokens,
     JoinedVectors,
     RowMap,
+    join_small,
 )
 from stores.token_vectors import TokenVectors, write_token_vectors
 
@@ -95,10 +96,11 @@ def write(
 
 def joined(parts: list[Segment], fields: dict[str, int], deleted: BitMap) -> Segment:
     rows = RowMap([part.count for part in parts], deleted)
+    vectors = join_small([part.vectors for part in parts])
     return Segment(
         JoinedDocuments([part.documents for part in parts], rows),
         JoinedFilters([part.filters for part in parts], fields, rows),
-        JoinedVectors([part.vectors for part in parts], rows),
+        JoinedVectors(vectors, RowMap([part.count for part in vectors], deleted)),
         None,
         JoinedTokens([part.tokens for part in parts if part.tokens], rows),
     )
