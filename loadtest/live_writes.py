@@ -4,7 +4,7 @@
     python -m loadtest.live_writes --index base --documents more.jsonl --queries queries.jsonl
 
 Documents are put into a copy of the index, which stays beside it as `base-live`. Searches come at
-half of the rate that the service answers without writes, whether earlier ones are answered or not.
+half of the rate that the service sustains without writes, whether earlier ones are answered or not.
 Of each figure the median of the rounds is printed, with its range.
 """
 
@@ -34,9 +34,12 @@ from core.loopback import open_local
 from core.provenance import environment, hardware
 from core.service_process import ServerProcess, start_service
 from core.versions import IndexFolder, read_manifest, write_manifest
-from loadtest.measurement import Target, measure
+from loadtest.measurement import Measurement, Target, measure
+from loadtest.open_loop import find_max, rate_grid
 from loadtest.traffic import Mix, Traffic, read_texts
 
+# The p99 of searches at the highest rate that the service sustains.
+_BOUND_MS = 100.0
 _CONNECTIONS = 16
 _BATCH = 100
 # Delays each flush of the processes into which it is loaded.
@@ -77,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--workers", default="2", help="workers of the service")
     add("--seconds", type=float, default=10.0, help="time of each measurement")
     add("--rounds", type=int, default=3, help="rounds of each measurement")
+    add("--rate", type=float, help="searches a second, in place of half of the highest rate")
     add("--writes", type=float, help="writes a second; by default one follows the other")
     add("--flush-ms", type=int, default=0, help="time that each flush to disk takes longer")
     add("--parts", default="single,bulk", help="of single, caches and bulk")
@@ -123,33 +127,35 @@ def _measure_single(
     folder: Path,
 ) -> None:
     seconds, target = options.seconds, Target(url)
-    rates = [len(_search(url, queries, seconds)) / seconds for _ in range(2)]
-    rate = rates[-1] / 2
-    print(f"searches as fast as they are answered: {rates[-1]:,.0f}/s; at {rate:,.0f}/s:")
     bodies = (json.dumps({"query": query}, ensure_ascii=False) for query in cycle(queries))
 
-    def search() -> dict[str, float]:
+    def search(rate: float, seconds: float) -> Measurement:
         some = islice(bodies, max(1, round(rate * seconds)))
         messages = [target.message("POST", "/search", body.encode()) for body in some]
-        found = measure(target, messages, rate)
-        assert found.succeeded == found.sent, found
-        return found.latency_ms
+        return measure(target, messages, rate)
 
+    if not (rate := options.rate):
+        capacity = find_max(partial(search, seconds=3), rate_grid(20, 2000, 1.2), _BOUND_MS, 0).rate
+        assert capacity, "the service does not sustain 20 searches a second"
+        print(f"highest rate of searches with p99 within {_BOUND_MS:.0f} ms: {capacity:.0f}/s")
+        rate = capacity / 2
+    print(f"searches at {rate:.0f}/s:")
     times: list[float] = []
     rounds: dict[str, list[float]] = {}
     for _ in range(options.rounds):
-        alone = search()
+        alone = search(rate, seconds)
         before = _bytes(folder)
         with _beside(partial(_put_singly, url, new, seconds, options.writes)) as result:
-            beside = search()
+            beside = search(rate, seconds)
+        assert not (alone.error_rate or beside.error_rate), beside
         own, size = result()
         times += own
         for figure, value in {
-            "searches without writes, p50 [ms]": alone["p50"],
-            "searches without writes, p99 [ms]": alone["p99"],
-            "searches beside single documents, p50 [ms]": beside["p50"],
-            "searches beside single documents, p99 [ms]": beside["p99"],
-            "ratio of p99": beside["p99"] / alone["p99"],
+            "searches without writes, p50 [ms]": alone.latency_ms["p50"],
+            "searches without writes, p99 [ms]": alone.latency_ms["p99"],
+            "searches beside single documents, p50 [ms]": beside.latency_ms["p50"],
+            "searches beside single documents, p99 [ms]": beside.latency_ms["p99"],
+            "ratio of p99": beside.latency_ms["p99"] / alone.latency_ms["p99"],
             "single documents per second": len(own) / seconds,
             "bytes on disk, as multiples": (_bytes(folder) - before) / max(size, 1),
         }.items():
