@@ -19,7 +19,7 @@ from core.verification import verify_files
 from core.versions import read_manifest
 from core.writes import Write, Written
 from indexer.live.index import LiveIndex
-from indexer.publication import IndexWriter, verify_version
+from indexer.publication import IndexWriter, is_live, verify_version
 from search.snapshot import load_index
 from service.pipeline.served_index import versions_before
 from tests.conftest import Builder, make_records
@@ -94,28 +94,32 @@ def test_a_full_disk_refuses_writes_until_there_is_room(tmp_path: Path, room: in
     process.end()
 
 
+def set_clock(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
+    class Shifted(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + timedelta(days=days)
+
+    for module in ("indexer.publication", "indexer.live.index"):
+        monkeypatch.setattr(f"{module}.datetime", Shifted)
+
+
 def test_a_clock_that_jumps_loses_no_write_and_changes_no_order(
     index: IndexWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = LiveIndex(index, BigramEncoder("document"))
     numbers = []
     for number, days in enumerate((0, 400, -400, 0, 0)):
-
-        class Shifted(datetime):
-            forward = timedelta(days=days)
-
-            @classmethod
-            def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-                return datetime.now(tz) + cls.forward
-
-        for module in ("indexer.publication", "indexer.live.index"):
-            monkeypatch.setattr(f"{module}.datetime", Shifted)
+        set_clock(monkeypatch, days)
         (written,) = live.commit([Write("test", put=({"_id": f"n{number}", "text": "钟"},))])
         assert isinstance(written, Written)
         assert index.active() == written.version == index.versions()[-1]
         numbers.append(written.number)
-        live.merge()
-        assert index.active() == written.version
+        for later in (0, 2000, -2000):
+            set_clock(monkeypatch, days + later)
+            live.merge()
+            assert index.active() == written.version == index.versions()[-1]
+        assert sum(map(is_live, index.versions())) == 1  # those before seemed too old
         found = load_index(index, BigramEncoder()).segment.documents
         assert {f"n{n}" for n in range(number + 1)} < {one.id for one in found}
     assert numbers == sorted(set(numbers))
