@@ -1,4 +1,4 @@
-"""Reading and writing JSONL, JSON, TSV and CSV files; writes are atomic."""
+"""Reading and writing JSONL, JSON, TSV and CSV files, and reading YAML; writes are atomic."""
 
 import codecs
 import csv
@@ -7,10 +7,11 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from core.errors import DataError
 from core.files import atomic, read_small
+from core.text import document_text, normalize_text
 
 # First characters of formulas in spreadsheet programs.
 _FORMULA = ("=", "+", "-", "@")
@@ -226,3 +227,60 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
 
 def _escaped(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def parse_yaml(text: str) -> Any:
+    """Returns the value of a YAML text: mappings, lists and plain values.
+
+    Raises:
+        ValueError: If it is not YAML, is nested too deeply, or has a number or a date that cannot
+            be read.
+    """
+    import yaml  # not installed where the open loop runs
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+class Triple(NamedTuple):
+    """A query, its relevant documents (positives) and hard negatives, as normalised texts."""
+
+    query: str
+    positives: tuple[str, ...]
+    negatives: tuple[str, ...] = ()
+
+
+def read_triples(path: Path) -> Iterator[tuple[int, Triple]]:
+    """Yields line numbers and triples; `positives` and `negatives` may be missing or empty.
+
+    Raises:
+        DataError: If the file cannot be read, a list is not a list, or a text is empty.
+    """
+    for number, record in read_jsonl(path):
+        lists = []
+        for name in ("positives", "negatives"):
+            values = record.get(name) or []
+            if not isinstance(values, list):
+                raise field_error(path, number, name, "is not a list of texts")
+            lists.append(tuple(read_field(path, number, value, name) for value in values))
+        yield number, Triple(read_field(path, number, record.get("query"), "query"), *lists)
+
+
+def read_field(path: Path, number: int, value: Any, name: str) -> str:
+    """Returns a normalised text; a document may be an object with `title` and `text`.
+
+    Raises:
+        DataError: If it is empty or another value.
+    """
+    text = ""
+    if isinstance(value, str):
+        text = normalize_text(value)
+    elif isinstance(value, dict):
+        title, body = value.get("title") or "", value.get("text")
+        if isinstance(title, str) and isinstance(body, str):
+            text = document_text(title, body)
+    if not text:
+        raise field_error(path, number, name, "is missing, empty or not a text")
+    return text

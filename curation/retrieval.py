@@ -24,8 +24,7 @@ from curation.config import (
 from evaluation.beir import Run, document_texts
 from evaluation.bm25 import bm25_run
 from evaluation.dense import dense_run
-from evaluation.metrics import ranked
-from evaluation.trec import read_run
+from evaluation.metrics import ranked, read_run
 from models.encoders.cached import encode_cached
 from models.encoders.factory import load_encoder
 from models.pairs import load_pair

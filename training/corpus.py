@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.encoders import Role
+from core.records import Triple
 from core.rows import Rows, RowsWriter, Texts, mapped, write_selected
 from core.scratch import temporary_folder
 from core.types import RowArray
@@ -24,15 +25,6 @@ KeyArray = NDArray[np.uint64]
 # The highest bit of a key is the role, the others are a checksum of the text.
 _DOCUMENT = 1 << 63
 _ROLES: tuple[Role, Role] = ("query", "document")
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A query with its relevant documents (positives) and hard negatives."""
-
-    query: str
-    positives: tuple[str, ...]
-    negatives: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +116,7 @@ class Corpus:
         return cls(queries.texts, documents.texts, queries.keys, documents.keys, *rows)
 
     @classmethod
-    def of(cls, examples: Iterable[Example]) -> Self:
+    def of(cls, examples: Iterable[Triple]) -> Self:
         """Returns the corpus of a few examples."""
         with temporary_folder() as folder:
             write_examples(folder, examples)
@@ -142,16 +134,16 @@ class Corpus:
         pairs = self.positives
         return np.repeat(values, pairs.lengths) if role == "query" else values[pairs.values]
 
-    def examples(self) -> Iterator[Example]:
+    def examples(self) -> Iterator[Triple]:
         for row, query in enumerate(self.queries):
             documents = self._texts(self.positives[row]), self._texts(self.negatives[row])
-            yield Example(query, *documents)
+            yield Triple(query, *documents)
 
     def _texts(self, rows: RowArray) -> tuple[str, ...]:
         return tuple(self.documents[row] for row in rows.tolist())
 
 
-def write_examples(folder: Path, examples: Iterable[Example]) -> None:
+def write_examples(folder: Path, examples: Iterable[Triple]) -> None:
     """Writes the files of a `Corpus`; examples with equal queries become one.
 
     A positive of a query in one example is not its negative in another.

@@ -20,7 +20,7 @@ from models.late_interaction import max_sim
 from training.corpus import Corpus
 from training.distributed import processes, progress
 from training.schema import LateInteractionSettings
-from training.search import search
+from training.vectors import search
 
 _ROLES: tuple[Role, Role] = ("query", "document")
 # Tokens of each side whose principal components are the initial projection.

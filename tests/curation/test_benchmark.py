@@ -6,8 +6,7 @@ import pytest
 
 from core.errors import CareError
 from core.types import Document
-from curation.audit import audit
-from curation.benchmark import build_benchmark, refined, rerank_set
+from curation.benchmark import audit, build_benchmark, refined, rerank_set
 from curation.config import AuditConfig, BenchmarkConfig, Rerank
 from curation.judging import Judged, Judgement
 from curation.ledger import BudgetError, LanguageModelError

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from core.errors import DataError
+from core.records import Triple
 from tests.conftest import write_jsonl
 from tests.errors import raises
 from tests.training.conftest import write_split
-from training.corpus import Example, Text
+from training.corpus import Text
 from training.data import in_part, read_dev, read_examples, read_texts, stream_documents
 from training.errors import TrainingError
 from training.schema import DataEntry, Dev, Part
@@ -16,7 +17,7 @@ from training.schema import DataEntry, Dev, Part
 NONE: frozenset[str] = frozenset()
 
 
-def examples(held_out: frozenset[str] = NONE, **entry: Any) -> list[Example]:
+def examples(held_out: frozenset[str] = NONE, **entry: Any) -> list[Triple]:
     return read_examples([DataEntry.model_validate(entry)], held_out, {})[0]
 
 
@@ -46,9 +47,9 @@ def beir(tmp_path: Path) -> Path:
 
 def test_a_beir_folder_is_read_as_examples(beir: Path) -> None:
     assert examples(beir=str(beir)) == [
-        Example("问0", ("标题\n文0。第二句。",), ("文1。第二句。",)),
-        Example("问1", ("文1。第二句。", "文2。第二句。")),
-        Example("问2", ("文5。第二句。",)),
+        Triple("问0", ("标题\n文0。第二句。",), ("文1。第二句。",)),
+        Triple("问1", ("文1。第二句。", "文2。第二句。")),
+        Triple("问2", ("文5。第二句。",)),
     ]
     # Documents of another source are not positives, and their queries are skipped.
     found = examples(beir=str(beir), where={"source": "a"})
@@ -63,7 +64,7 @@ def test_beir_folders_may_have_integer_ids(tmp_path: Path) -> None:
     header = "query-id\tcorpus-id\tscore\n"
     (tmp_path / "qrels" / "train.tsv").write_text(f"{header}0\t2\t1\n")
     (tmp_path / "qrels" / "test.tsv").write_text(f"{header}1\t0\t1\n")
-    assert examples(beir=str(tmp_path)) == [Example("问0", ("文2",))]
+    assert examples(beir=str(tmp_path)) == [Triple("问0", ("文2",))]
     assert [t.text for t in texts(beir=str(tmp_path), roles=["query"])] == ["问0"]
     dev = read_dev(Dev(beir=str(tmp_path), split="test"))
     assert (dev.queries, dev.qrels) == ({"1": "问1"}, {"1": {"0": 1}})
@@ -126,7 +127,7 @@ def test_texts_and_pairs_by_fields(tmp_path: Path) -> None:
     path = str(write_jsonl(tmp_path / "x.jsonl", records))
     assert [t.text for t in texts(texts=path, fields=["a", "b"])] == ["一", "二", "三"]
     assert texts(texts=path, fields=["b"], role="document") == [Text("document", "二")]
-    assert examples(pairs=path, fields=["a", "b"])[0] == Example("一", ("二",))
+    assert examples(pairs=path, fields=["a", "b"])[0] == Triple("一", ("二",))
 
 
 def test_words_of_a_list_are_examples_of_their_terms(tmp_path: Path) -> None:
@@ -134,9 +135,9 @@ def test_words_of_a_list_are_examples_of_their_terms(tmp_path: Path) -> None:
     path.write_text(
         "心梗\t心肌梗死\n三高\t高血压,高血脂,高血糖\n心梗塞\t心梗塞\n", encoding="utf-8"
     )
-    found = [Example("心梗", ("心肌梗死",)), Example("三高", ("高血压 高血脂",))]
+    found = [Triple("心梗", ("心肌梗死",)), Triple("三高", ("高血压 高血脂",))]
     assert examples(terms=str(path)) == found
-    assert Example("心梗", ("心肌梗死",)) in examples(terms="everyday")
+    assert Triple("心梗", ("心肌梗死",)) in examples(terms="everyday")
     with raises(DataError, code="unreadable"):
         examples(terms="everyda")
 
@@ -148,7 +149,7 @@ def test_examples_of_equal_queries_are_merged(tmp_path: Path) -> None:
         {"query": "问", "positives": ["乙"]},
     ]
     path = write_jsonl(tmp_path / "x.jsonl", records)
-    assert examples(triples=str(path)) == [Example("问", ("甲", "乙"), ("丙",))]
+    assert examples(triples=str(path)) == [Triple("问", ("甲", "乙"), ("丙",))]
 
 
 GOOD = {"query": "好", "positives": ["甲"]}

@@ -11,16 +11,16 @@ import yaml
 
 import training
 from core.encoders import Role
+from core.records import Triple
 from evaluation.beir import beir_paths
 from tests.conftest import write_jsonl
 from tests.training.conftest import write_split
-from training.corpus import Example, Text
+from training.corpus import Text
 from training.data import entry_files, read_dev, read_examples, read_texts
 from training.recipe import Recipe, load_recipe
 from training.schema import Prompts
 from training.stages.base import Context, TrainingStage
-from training.stages.contrastive import Contrastive, Joint
-from training.stages.pretraining import RetroMae, Unsupervised
+from training.stages.contrastive import Contrastive, Joint, RetroMae, Unsupervised
 from training.stages.teacher import Align, Distill, Teacher
 
 ROOT = Path(__file__).parents[2]
@@ -222,7 +222,7 @@ def test_query_encoders_of_care_mini_are_not_trained_on_research_only_texts(
     assert {text for pair in pairs for text in pair.positives} == taught
     assert ("reworded_questions 咋办", ("怎么办",)) in [(p.query, p.positives) for p in pairs]
     (example,) = read_examples(align.examples.data, frozenset(), {})[0]
-    assert example == Example("高血压吃什么？", ("清淡饮食，按时服用降压药。",))
+    assert example == Triple("高血压吃什么？", ("清淡饮食，按时服用降压药。",))
 
 
 @pytest.fixture

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import onnx
 
-from core.cli import run
 from core.encoders import EncoderSpec, Pair
 from core.errors import CareError
 from core.files import new_folder, write_text
 from core.records import write_json
 from core.scratch import temporary_folder
-from core.terminal import shown
+from core.terminal import run, shown
 from models.encoders.onnx import OUTPUT, OnnxEncoder
 from models.pairs import PAIR, load_pair, write_pair
 from training.export.checkpoint import write_checkpoint

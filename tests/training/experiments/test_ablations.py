@@ -19,7 +19,7 @@ from training.experiments.ablations import HELD_OUT, NDCG, RECIPES, SCORES, read
 from training.experiments.tables import read_tables
 from training.recipe import Recipe, load_recipe
 from training.stages.base import TrainingStage
-from training.stages.pretraining import RetroMae
+from training.stages.contrastive import RetroMae
 from training.stages.teacher import Align, Teacher
 
 pytestmark = pytest.mark.train
