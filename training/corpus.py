@@ -91,22 +91,14 @@ class Corpus:
     """Examples as rows of two lists of distinct texts, so that each text is tokenized once.
 
     A pair is a query with one of its positives; pair i is value i of `positives`.
-
-    Attributes:
-        queries: One query for each example.
-        documents: The distinct documents of all examples.
-        query_keys: uint64 [queries], their keys.
-        document_keys: uint64 [documents], their keys.
-        positives: For each query, rows of its positives in `documents`, int64.
-        negatives: For each query, rows of its hard negatives in `documents`, int64.
     """
 
-    queries: Sequence[str]
-    documents: Sequence[str]
-    query_keys: KeyArray
-    document_keys: KeyArray
-    positives: Rows
-    negatives: Rows
+    queries: Sequence[str]  # one query for each example
+    documents: Sequence[str]  # the distinct documents of all examples
+    query_keys: KeyArray  # uint64 [queries], their keys
+    document_keys: KeyArray  # uint64 [documents], their keys
+    positives: Rows  # for each query, rows of its positives in `documents`, int64
+    negatives: Rows  # for each query, rows of its hard negatives in `documents`, int64
 
     @classmethod
     def open(cls, folder: Path) -> Self:

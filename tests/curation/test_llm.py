@@ -300,14 +300,15 @@ def test_a_permanent_failure_ends_the_run(serve: Any, tmp_path: Path) -> None:
     assert len(recorder.bodies) == 1
 
 
-def test_a_rejected_question_has_no_answer(serve: Any, tmp_path: Path) -> None:
-    def respond(body: Any, handler: Any, _: int) -> str | None:
-        if body["messages"][1]["content"] != "long":
-            return BLUE
-        send_json(handler, 400, {"error": {"message": "too long"}})
-        return None
+def reject_long(body: Any, handler: Any, _: int) -> str | None:
+    if body["messages"][1]["content"] != "long":
+        return BLUE
+    send_json(handler, 400, {"error": {"message": "too long"}})
+    return None
 
-    recorder, url = serve(respond)
+
+def test_a_rejected_question_has_no_answer(serve: Any, tmp_path: Path) -> None:
+    recorder, url = serve(reject_long)
     for _ in range(2):
         with models(tmp_path, endpoint(url, concurrency=1)) as llm:
             asked = [question("a"), question("long"), question("b")]
@@ -319,14 +320,7 @@ def test_a_rejected_question_has_no_answer(serve: Any, tmp_path: Path) -> None:
 
 def test_a_rejection_after_a_kill_concerns_the_question(serve: Any, tmp_path: Path) -> None:
     """Answers from before the kill show that the endpoint works."""
-
-    def respond(body: Any, handler: Any, _: int) -> str | None:
-        if body["messages"][1]["content"] != "long":
-            return BLUE
-        send_json(handler, 400, {"error": {"message": "too long"}})
-        return None
-
-    _, url = serve(respond)
+    _, url = serve(reject_long)
     for texts in (["a"], ["a", "long"]):
         with models(tmp_path, endpoint(url, concurrency=1)) as llm:
             answers = llm.ask({"judge": [question(text) for text in texts]}, "test")["judge"]

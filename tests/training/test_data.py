@@ -56,20 +56,6 @@ def test_a_beir_folder_is_read_as_examples(beir: Path) -> None:
     assert [example.query for example in found] == ["问0", "问1"]
 
 
-def test_beir_folders_may_have_integer_ids(tmp_path: Path) -> None:
-    """queries.jsonl holds the queries of all splits, qrels/SPLIT.tsv the judgements of each."""
-    write_jsonl(tmp_path / "corpus.jsonl", [{"_id": i, "text": f"文{i}"} for i in range(3)])
-    write_jsonl(tmp_path / "queries.jsonl", [{"_id": i, "text": f"问{i}"} for i in range(2)])
-    (tmp_path / "qrels").mkdir()
-    header = "query-id\tcorpus-id\tscore\n"
-    (tmp_path / "qrels" / "train.tsv").write_text(f"{header}0\t2\t1\n")
-    (tmp_path / "qrels" / "test.tsv").write_text(f"{header}1\t0\t1\n")
-    assert examples(beir=str(tmp_path)) == [Triple("问0", ("文2",))]
-    assert [t.text for t in texts(beir=str(tmp_path), roles=["query"])] == ["问0"]
-    dev = read_dev(Dev(beir=str(tmp_path), split="test"))
-    assert (dev.queries, dev.qrels) == ({"1": "问1"}, {"1": {"0": 1}})
-
-
 def test_held_out_queries_are_dropped_and_counted(beir: Path) -> None:
     entry = DataEntry(beir=str(beir))
     found, dropped = read_examples([entry], frozenset({"问1"}), {})
@@ -204,16 +190,7 @@ def test_other_invalid_files_are_errors_with_their_path(tmp_path: Path, beir: Pa
 @pytest.mark.parametrize(
     ("file", "record", "code", "named"),
     [
-        ("corpus", {"_id": "x", "text": 5}, "bad_field", {"line": 7, "field": "text"}),
-        ("corpus", {"_id": "x", "title": 5, "text": "a"}, "bad_field", {"field": "title"}),
-        ("corpus", {"_id": "d0", "text": "a"}, "duplicate_id", {"line": 7, "id": "d0"}),
         ("corpus", {"_id": "x", "text": " "}, "empty", {"id": "x"}),
-        (
-            "corpus",
-            {"_id": "x", "text": "a", "metadata": "b"},
-            "bad_field",
-            {"line": 7, "field": "metadata"},
-        ),
         ("train.queries", {"_id": "x", "text": 5}, "bad_field", {"line": 5, "field": "text"}),
         ("train.queries", {"_id": "x", "text": ""}, "empty", {"id": "x"}),
     ],

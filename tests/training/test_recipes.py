@@ -15,7 +15,6 @@ from core.records import Triple
 from evaluation.beir import beir_paths
 from tests.conftest import write_jsonl
 from tests.training.conftest import write_split
-from training.corpus import Text
 from training.data import entry_files, read_dev, read_examples, read_texts
 from training.recipe import Recipe, load_recipe
 from training.schema import Prompts
@@ -147,16 +146,6 @@ def paper_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_jsonl(folder / "dev" / "corpus.jsonl", [{"_id": "d1", **document}])
     write_split(folder / "dev", "dev", {"q1": "孩子头痛"}, [("q1", "d1", 1)])
     return folder
-
-
-def test_a_teacher_of_the_paper_reads_whole_documents(paper_data: Path) -> None:
-    (teacher,) = (
-        stage
-        for stage in recipe("care-0.3b-4b", f"variables.data={paper_data}").stages
-        if isinstance(stage, Teacher)
-    )
-    texts = read_texts(teacher.data, frozenset(), {})[0]
-    assert texts == [Text("query", "头痛吃什么药"), Text("document", "头痛怎么办\n休息，多喝水。")]
 
 
 def test_the_larger_recipe_of_the_paper_trains_the_same_stages() -> None:

@@ -17,11 +17,12 @@ from evaluation.cmedteb.evaluate import (
     with_instruction,
 )
 from evaluation.cmedteb.results import read_score
-from evaluation.cmedteb.tasks import PAPER_COLUMNS, TASKS, RankingData, find_tasks, task
+from evaluation.cmedteb.tasks import PAPER_COLUMNS, RankingData, find_tasks, task
 from evaluation.metrics import read_run
 from models.pairs import load_pair, write_pair
+from tests.conftest import write_jsonl
 from tests.errors import raises
-from tests.evaluation.cmedteb.data import TOPICS, Encoders, write_data, write_lines
+from tests.evaluation.cmedteb.data import TOPICS, Encoders, write_data
 
 pytestmark = pytest.mark.train
 
@@ -145,7 +146,7 @@ def test_equal_similarities_are_an_error(
     data: Path, tmp_path: Path, pair: Pair, encoders: Encoders
 ) -> None:
     same = [{"text1": "a", "text2": "a", "label": at % 2} for at in range(len(TOPICS))]
-    write_lines(data / "sts.jsonl", same)
+    write_jsonl(data / "sts.jsonl", same)
     system = PairModel(pair, tmp_path / "cache", load=encoders.load)
     sts, out = task("sts"), tmp_path / "out"
     with raises(CareError, code="equal_similarities", system="care-mini", task="sts"):
@@ -172,16 +173,3 @@ def test_a_pair_with_instructions_of_a_file_is_another_system(tmp_path: Path) ->
     for file, expected in ((None, "told"), (tmp_path / "table-8.toml", "told+table-8")):
         systems = load_systems(names, tmp_path, instructions=file, load=Encoders().load)
         assert [system.name for system in systems] == ["care-mini", expected, "bm25"]
-
-
-def test_tasks_are_found_by_name(tmp_path: Path) -> None:
-    data = str(write_data(tmp_path / "data"))
-    assert list(find_tasks(data, "test")) == list(TASKS[:5])
-    assert [known.name for known in find_tasks(data, "test", None, ["sts", "rerank"])] == [
-        "sts",
-        "rerank",
-    ]
-    with raises(CareError, code="missing_task", task="medical-retrieval"):
-        find_tasks(data, "test", None, ["medical-retrieval"])
-    with raises(CareError, code="unknown_task", task="translation"):
-        find_tasks(data, "test", None, ["translation"])

@@ -14,8 +14,9 @@ from evaluation.cmedteb.evaluate import PairModel, load_systems
 from evaluation.cmedteb.splits import compare_on_splits, is_asymmetric
 from evaluation.metrics import NDCG_10, score_queries
 from models.pairs import load_pair
+from tests.conftest import write_jsonl
 from tests.errors import raises
-from tests.evaluation.cmedteb.data import Encoders, write_lines
+from tests.evaluation.cmedteb.data import Encoders
 
 pytestmark = pytest.mark.train
 
@@ -28,10 +29,10 @@ SPOKEN = {"q0": "血压高了吃饭咋整", "q1": "骨折固定", "q2": "我们�
 def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     corpus = [{"_id": f"d{i}", "title": "", "text": text} for i, text in enumerate(TEXTS)]
-    write_lines(folder / "corpus.jsonl", corpus)
+    write_jsonl(folder / "corpus.jsonl", corpus)
     for split, queries in {"held-asked": ASKED, "held-spoken": SPOKEN}.items():
         records = [{"_id": id_, "text": text} for id_, text in queries.items()]
-        write_lines(folder / f"{split}.queries.jsonl", records)
+        write_jsonl(folder / f"{split}.queries.jsonl", records)
         rows = "".join(f"q{i}\td{i}\t1\n" for i in range(3))
         (folder / f"{split}.qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows, "utf-8")
     return folder
