@@ -59,9 +59,10 @@ def hardware() -> dict[str, object]:
     }
 
 
-def processor(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
+def processor() -> str:
     """Returns the first model name in `/proc/cpuinfo`, or the machine architecture."""
-    lines = cpu_info.read_text(encoding="utf-8").splitlines() if cpu_info.is_file() else []
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
 

@@ -6,9 +6,9 @@ import pytest
 
 from core.errors import DataError
 from core.records import Triple
+from evaluation.beir import write_split
 from tests.conftest import write_jsonl
 from tests.errors import raises
-from tests.training.conftest import write_split
 from training.corpus import Text
 from training.data import in_part, read_dev, read_examples, read_texts, stream_documents
 from training.errors import TrainingError
@@ -40,8 +40,8 @@ def beir(tmp_path: Path) -> Path:
     ]
     write_jsonl(folder / "corpus.jsonl", documents)
     queries = {f"q{i}": f"问{i}" for i in range(4)}
-    judged = [("q0", "d0", 2), ("q0", "d1", 0), ("q1", "d1", 1), ("q1", "d2", 1), ("q2", "d5", 1)]
-    write_split(folder, "train", queries, judged)
+    qrels = {"q0": {"d0": 2, "d1": 0}, "q1": {"d1": 1, "d2": 1}, "q2": {"d5": 1}}
+    write_split(folder, "train", queries, qrels)
     return folder
 
 

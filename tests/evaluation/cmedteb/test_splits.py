@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from core.errors import CareError, DataError
-from evaluation.beir import beir_paths, document_texts, read_documents, read_judged_queries
+from evaluation.beir import (
+    beir_paths,
+    document_texts,
+    read_documents,
+    read_judged_queries,
+    write_split,
+)
 from evaluation.bm25 import bm25_run
 from evaluation.cmedteb import splits
 from evaluation.cmedteb.evaluate import PairModel, load_systems
@@ -31,10 +37,7 @@ def data(tmp_path: Path) -> Path:
     corpus = [{"_id": f"d{i}", "title": "", "text": text} for i, text in enumerate(TEXTS)]
     write_jsonl(folder / "corpus.jsonl", corpus)
     for split, queries in {"held-asked": ASKED, "held-spoken": SPOKEN}.items():
-        records = [{"_id": id_, "text": text} for id_, text in queries.items()]
-        write_jsonl(folder / f"{split}.queries.jsonl", records)
-        rows = "".join(f"q{i}\td{i}\t1\n" for i in range(3))
-        (folder / f"{split}.qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows, "utf-8")
+        write_split(folder, split, queries, {f"q{i}": {f"d{i}": 1} for i in range(3)})
     return folder
 
 

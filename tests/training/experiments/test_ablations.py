@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from evaluation.beir import write_split
 from tests.checkpoints import MAX_LENGTH, TEXTS, WIDTH
 from tests.conftest import write_jsonl
 from tests.errors import raises
-from tests.training.conftest import write_split
 from training.data import in_part, read_examples, read_texts
 from training.errors import TrainingError
 from training.experiments.ablations import HELD_OUT, NDCG, RECIPES, SCORES, read_test, run_ablations
@@ -139,11 +139,9 @@ def data(tmp_path: Path) -> Path:
     for split, marks in (("train", MARKS), ("dev", ("吗？",))):
         asked = [(i, f"{text}{mark}") for i, text in enumerate(TEXTS) for mark in marks]
         queries = {f"{split}-{number}": text for number, (_, text) in enumerate(asked)}
-        judged = [
-            (f"{split}-{number}", f"d{(i + 1) % len(TEXTS)}", 1)
-            for number, (i, _) in enumerate(asked)
-        ]
-        write_split(folder, split, queries, judged)
+        answers = (f"d{(i + 1) % len(TEXTS)}" for i, _ in asked)
+        qrels = {id_: {answer: 1} for id_, answer in zip(queries, answers, strict=True)}
+        write_split(folder, split, queries, qrels)
     # Every question of the split `train` has a paraphrase.
     pairs = [{"text1": f"{t}{mark}", "text2": f"{t}，怎么办"} for t in TEXTS for mark in MARKS]
     write_jsonl(folder / "train.paraphrases.jsonl", pairs)
