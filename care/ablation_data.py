@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from core.files import new_folder
-from core.records import read_jsonl, write_jsonl
+from core.records import Triple, read_jsonl, write_jsonl
 from core.types import Document
 from curation.diversity import DiversityOptions, Kind, diversify_file
 from evaluation.bm25 import bm25_run
-from training.corpus import Example
 from training.data import read_examples
 from training.schema import DataEntry, Part
 
@@ -52,7 +51,7 @@ def write_training_data(data: Path, out: Path, threads: int = 1) -> None:
             write_jsonl(folder / f"{name}.jsonl", triples(examples, searched))
 
 
-def triples(examples: Sequence[Example], documents: Sequence[str]) -> list[dict[str, Any]]:
+def triples(examples: Sequence[Triple], documents: Sequence[str]) -> list[dict[str, Any]]:
     """Returns examples with hard negatives: the first hits of BM25 that are not positives."""
     corpus = (Document(id=str(row), text=text) for row, text in enumerate(documents))
     queries = {str(row): example.query for row, example in enumerate(examples)}

@@ -123,7 +123,7 @@ def _systems(
     """Returns pairs, and runs that were read from files, as systems by name."""
     from evaluation.dense import pair_run
     from evaluation.index_evaluation import TOP_K
-    from evaluation.trec import read_run
+    from evaluation.metrics import read_run
 
     systems: dict[str, System] = {}
 

@@ -19,7 +19,6 @@ from care.indexing import active_settings
 from care.options import IndexOptions
 from core.aliases import index_of
 from core.breaker import Breaker
-from core.cli import run
 from core.encoders import Encoder, EncoderSpec, Encoding, OffsetTokenizer, Pair
 from core.errors import (
     CareError,
@@ -34,6 +33,7 @@ from core.machine import available_cpus
 from core.manifest import IndexManifest
 from core.retries import RetryPolicy
 from core.scratch import temporary_folder
+from core.terminal import run
 from core.versions import IndexFolder, list_indexes
 from core.writes import Write, Written
 from indexer.live.creation import create_index, delete_index

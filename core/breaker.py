@@ -28,17 +28,11 @@ class UnavailableError(CareError):
 
 
 class BreakerState(IntEnum):
-    """States of a circuit breaker; the values are exported as a metric.
+    """States of a circuit breaker; the values are exported as a metric."""
 
-    Attributes:
-        CLOSED: Calls are allowed.
-        HALF_OPEN: One probe call is running; all others are rejected.
-        OPEN: All calls are rejected.
-    """
-
-    CLOSED = 0
-    HALF_OPEN = 1
-    OPEN = 2
+    CLOSED = 0  # calls are allowed
+    HALF_OPEN = 1  # one probe call is running; all others are rejected
+    OPEN = 2  # all calls are rejected
 
 
 class Breaker:

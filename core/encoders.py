@@ -18,19 +18,14 @@ Pooling = Literal["cls", "mean", "last_token"]
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Result of an encoder for n texts.
+    """Result of an encoder for n texts."""
 
-    Attributes:
-        vectors: float32 [n, dimension], unit L2 norm.
-        token_counts: int32 [n], input tokens after truncation, with special tokens.
-        truncated: bool [n], whether the text was longer than the encoder's maximum length.
-        token_vectors: For each text its token vectors as they are stored, uint8 [tokens, bytes], if
-            the encoder computes them; see `TokenVectorSpec`.
-    """
-
-    vectors: FloatArray
-    token_counts: NDArray[np.int32]
+    vectors: FloatArray  # float32 [n, dimension], unit L2 norm
+    token_counts: NDArray[np.int32]  # int32 [n], input tokens after truncation, with special tokens
+    # bool [n], whether the text was longer than the encoder's maximum length.
     truncated: NDArray[np.bool_]
+    # For each text its token vectors as they are stored, uint8 [tokens, bytes], if the encoder
+    # computes them; see `TokenVectorSpec`.
     token_vectors: Sequence[NDArray[np.uint8]] | None = None
 
 
@@ -47,46 +42,35 @@ class EncoderSpec(FrozenModel):
     """Specification of one encoder of a pair; the only place where these values are defined.
 
     Paths are relative to the pair's TOML file.
-
-    Attributes:
-        revision: Revision of the model. A checkpoint of format `transformers` has no checksum:
-            model and revision identify it, so other weights need another revision.
-        format: `onnx`, a weights file and a tokenizer file; or `transformers`, a checkpoint
-            folder.
-        weights: A file, or for `transformers` a folder; "" downloads `model` at `revision` from
-            the Hugging Face Hub.
-        weights_sha256: Checksum of the weights file; `onnx` only.
-        tokenizer: Path of `tokenizer.json`; `onnx` only.
-        tokenizer_sha256: Checksum of the tokenizer file; `onnx` only.
-        adapter: LoRA adapter of a `transformers` checkpoint: a folder, or a model on the Hugging
-            Face Hub; "" for none.
-        config: Entries that override those of a `transformers` checkpoint's config.json.
-        role: Whether the encoder encodes queries or documents.
-        dimension: Dimensions of the vectors after truncation.
-        native_dimension: Dimensions of the model's output.
-        max_length: Maximum input length [tokens], with special tokens.
-        pooling: How token vectors are pooled.
-        normalize: Whether vectors are scaled to unit L2 norm; always true.
-        prompt: Text that is prepended to each input.
-        embedding_space: Name of the embedding space that both encoders of a pair share.
     """
 
     model: str
+    # Revision of the model. A checkpoint of format `transformers` has no checksum: model and
+    # revision identify it, so other weights need another revision.
     revision: str
+    # `onnx`, a weights file and a tokenizer file; or `transformers`, a checkpoint folder.
     format: Literal["onnx", "transformers"] = "onnx"
+    # A file, or for `transformers` a folder; "" downloads `model` at `revision` from the Hugging
+    # Face Hub.
     weights: str = ""
+    # Checksum of the weights file; `onnx` only.
     weights_sha256: str = Field(default="", pattern=_SHA256)
-    tokenizer: str = ""
+    tokenizer: str = ""  # path of `tokenizer.json`; `onnx` only
+    # Checksum of the tokenizer file; `onnx` only.
     tokenizer_sha256: str = Field(default="", pattern=_SHA256)
+    # LoRA adapter of a `transformers` checkpoint: a folder, or a model on the Hugging Face Hub; ""
+    # for none.
     adapter: str = ""
+    # Entries that override those of a `transformers` checkpoint's config.json.
     config: dict[str, Any] = Field(default_factory=dict)
-    role: Role
-    dimension: int = Field(gt=0)
-    native_dimension: int = Field(gt=0)
-    max_length: int = Field(gt=2)
-    pooling: Pooling
-    normalize: Literal[True]
-    prompt: str
+    role: Role  # whether the encoder encodes queries or documents
+    dimension: int = Field(gt=0)  # dimensions of the vectors after truncation
+    native_dimension: int = Field(gt=0)  # dimensions of the model's output
+    max_length: int = Field(gt=2)  # maximum input length [tokens], with special tokens
+    pooling: Pooling  # how token vectors are pooled
+    normalize: Literal[True]  # whether vectors are scaled to unit L2 norm; always true
+    prompt: str  # text that is prepended to each input
+    # Name of the embedding space that both encoders of a pair share.
     embedding_space: str = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -107,22 +91,17 @@ _OF_FULL_TEXT = {"lexical", "overlap", "idf"}
 
 
 class Answerability(FrozenModel):
-    """How one mode of search judges whether an index answers a query (search/answerable.py).
+    """How one mode of search judges whether an index answers a query (search/answerable.py)."""
 
-    Attributes:
-        vectors: Fewest and most vectors of an index that it is used for. A single number, as older
-            releases wrote it, is the size that it was fitted on: it is used for indexes of a tenth
-            to ten times as many.
-        threshold: Below this score, nothing in the index seems to answer.
-        intercept: Intercept of the logistic regression over the features of `weights`.
-    """
-
+    # Fewest and most vectors of an index that it is used for. A single number, as older releases
+    # wrote it, is the size that it was fitted on: it is used for indexes of a tenth to ten times as
+    # many.
     vectors: Annotated[
         tuple[PositiveInt, PositiveInt],
         BeforeValidator(lambda n: (-(-n // 10), 10 * n) if isinstance(n, int) else n),
     ]
-    threshold: float = Field(ge=0, le=1)
-    intercept: float
+    threshold: float = Field(ge=0, le=1)  # below this score, nothing in the index seems to answer
+    intercept: float  # intercept of the logistic regression over the features of `weights`
     weights: dict[Feature, float] = Field(min_length=1)
 
 
@@ -148,28 +127,22 @@ class LateInteraction(TokenVectorSpec):
 
 
 class Pair(FrozenModel):
-    """A query encoder and a document encoder that share one embedding space.
-
-    Attributes:
-        folder: Folder of the pair's TOML file; paths of weights are relative to it.
-        query: The encoder that the service uses.
-        document: The encoder that the indexer uses.
-        fusion: How a hybrid search fuses vectors and full text (search/fusion.py); empty if that
-            was not measured.
-        answerable: How each mode of search judges whether an index answers a query; empty if that
-            was not calibrated. A calibration holds for indexes like the one that it was made on.
-        late_interaction: The token vectors that both encoders compute; None if they compute none.
-    """
+    """A query encoder and a document encoder that share one embedding space."""
 
     name: str
     description: str
-    folder: Path
-    query: EncoderSpec
-    document: EncoderSpec
+    folder: Path  # folder of the pair's TOML file; paths of weights are relative to it
+    query: EncoderSpec  # the encoder that the service uses
+    document: EncoderSpec  # the encoder that the indexer uses
+    # How a hybrid search fuses vectors and full text (search/fusion.py); empty if that was not
+    # measured.
     fusion: dict[Literal["lexical", "rank_constant"], Annotated[float, Field(gt=0)]] = Field(
         default_factory=dict
     )
+    # How each mode of search judges whether an index answers a query; empty if that was not
+    # calibrated. A calibration holds for indexes like the one that it was made on.
     answerable: dict[Mode, Answerability] = Field(default_factory=dict)
+    # The token vectors that both encoders compute; None if they compute none.
     late_interaction: LateInteraction | None = None
 
     @model_validator(mode="after")

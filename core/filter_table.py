@@ -204,18 +204,14 @@ class FilterTable:
 
 
 class _Batch:
-    """A record batch of the table; positions count from its first value.
-
-    Attributes:
-        offsets: int64 [values + 1], where the rows of each value start in `rows`.
-        rows: int64 [n].
-    """
+    """A record batch of the table; positions count from its first value."""
 
     def __init__(self, batch: Any) -> None:
         _, self._values, lists = batch.columns
         _, ends, data = self._values.buffers()
         self._ends = memoryview(ends).cast("B").cast("i")
         self._data = memoryview(data or b"")
+        # int64 [values + 1], where the rows of each value start in `rows`.
         self.offsets: RowArray = np.asarray(np.from_dlpack(lists.offsets), np.int64)
         self.rows: RowArray = np.asarray(np.from_dlpack(lists.values), np.int64)
 

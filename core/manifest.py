@@ -171,57 +171,45 @@ class IndexManifest(FrozenModel):
 
     A build writes all fields but `segments`; its folder has the only segment. A write names the
     segments of the version, and leaves out what is that of the first one, its base.
-
-    Attributes:
-        parent: The version that was active when this one was published, or None.
-        number: Place in the order of publication, larger than those of all versions that existed
-            at that time and were not deleted; None in manifests of older releases.
-        encoder: Specification of the document encoder.
-        backend: Backend of the document encoder: onnx, openvino, transformers, vllm or openai.
-        dtype: Requested dtype of the document encoder; `auto` is bfloat16 on GPUs and float32 on
-            processors, and in ONNX Runtime the dtype of the graph. For OpenVINO it is never `auto`.
-        factory: Index type, as a FAISS factory string.
-        search_parameters: Search parameters that were chosen by measured recall.
-        count: Number of rows: documents or, with `chunking`, chunks; without those deleted.
-        filter_fields: Number of distinct values of each metadata field.
-        files: Size and checksum of each file, except those of components.
-        components: Optional parts, by name.
-        thresholds: Minimum scores of relevant hits, by retrieval method; may be empty.
-        fusion: How a hybrid search fuses its channels (search/fusion.py). If it is not empty and
-            the version has full text, hybrid is the default mode of a search.
-        recall: How the search parameters were chosen.
-        canaries: Texts whose vectors a query encoder must retrieve.
-        build_seconds: Duration of the build [s].
-        libraries: Versions of the libraries that were loaded.
-        chunking: How documents were split, or None.
-        segments: The segments of a version that was written; none if it was built.
     """
 
     schema_version: int
     name: Name
     version: Name
-    parent: Name | None
+    parent: Name | None  # the version that was active when this one was published, or None
+    # Place in the order of publication, larger than those of all versions that existed at that time
+    # and were not deleted; None in manifests of older releases.
     number: int | None = None
-    encoder: EncoderSpec
-    backend: str
+    encoder: EncoderSpec  # specification of the document encoder
+    backend: str  # backend of the document encoder: onnx, openvino, transformers, vllm or openai
+    # Requested dtype of the document encoder; `auto` is bfloat16 on GPUs and float32 on processors,
+    # and in ONNX Runtime the dtype of the graph. For OpenVINO it is never `auto`.
     dtype: str
     metric: Literal["cosine"]
     store: Literal["faiss", "milvus"]
-    factory: str
+    factory: str  # index type, as a FAISS factory string
+    # Search parameters that were chosen by measured recall.
     search_parameters: dict[str, Annotated[int, Field(gt=0, le=MAX_SEARCH_PARAMETER)]]
+    # Number of rows: documents or, with `chunking`, chunks; without those deleted.
     count: int = Field(ge=0)
+    # Number of distinct values of each metadata field.
     filter_fields: dict[str, Annotated[int, Field(ge=0)]]
-    files: dict[Name, FileRecord]
-    components: Components = Field(default_factory=dict)
+    files: dict[Name, FileRecord]  # size and checksum of each file, except those of components
+    components: Components = Field(default_factory=dict)  # optional parts, by name
+    # Minimum scores of relevant hits, by retrieval method; may be empty.
     thresholds: dict[str, float] = Field(default_factory=dict)
+    # How a hybrid search fuses its channels (search/fusion.py). If it is not empty and the version
+    # has full text, hybrid is the default mode of a search.
     fusion: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     corpus: CorpusRecord
-    recall: RecallReport
+    recall: RecallReport  # how the search parameters were chosen
+    # Texts whose vectors a query encoder must retrieve.
     canaries: list[Canary] = Field(min_length=1)
     created_at: datetime
-    build_seconds: float
-    libraries: dict[str, str]
-    chunking: Chunking | None = None
+    build_seconds: float  # duration of the build [s]
+    libraries: dict[str, str]  # versions of the libraries that were loaded
+    chunking: Chunking | None = None  # how documents were split, or None
+    # The segments of a version that was written; none if it was built.
     segments: tuple[SegmentEntry, ...] = ()
 
     @property

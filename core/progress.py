@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from core.terminal import shown
+from core.terminal import on_terminal, shown
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -31,11 +31,6 @@ class _Lines:
 
     def flush(self) -> None:
         sys.stderr.flush()
-
-
-def on_terminal() -> bool:
-    """Returns whether standard error is a terminal."""
-    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def progress_bar(

@@ -12,31 +12,12 @@ from core.machine import available_cpus, cpu_flags
 
 _INSTRUCTIONS = {"asimd", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16"}
 
-# Module name -> distribution name.
-_LIBRARIES = {
-    "accelerate": "accelerate",
-    "bm25s": "bm25s",
-    "faiss": "faiss-cpu",
-    "ir_measures": "ir-measures",
-    "jieba": "jieba",
-    "jionlp": "jionlp",
-    "mteb": "mteb",
-    "numpy": "numpy",
-    "onnx": "onnx",
-    "onnxruntime": "onnxruntime",
-    "openvino": "openvino",
-    "peft": "peft",
-    "pyarrow": "pyarrow",
-    "pymilvus": "pymilvus",
-    "ray": "ray",
-    "scipy": "scipy",
-    "sentence_transformers": "sentence-transformers",
-    "statsmodels": "statsmodels",
-    "tokenizers": "tokenizers",
-    "torch": "torch",
-    "transformers": "transformers",
-    "vllm": "vllm",
-}
+# Modules of libraries that results depend on.
+_LIBRARIES = (
+    *("accelerate", "bm25s", "faiss", "ir_measures", "jieba", "jionlp", "mteb", "numpy"),
+    *("onnx", "onnxruntime", "openvino", "peft", "pyarrow", "pymilvus", "ray", "scipy"),
+    *("sentence_transformers", "statsmodels", "tokenizers", "torch", "transformers", "vllm"),
+)
 
 
 def library_versions(*others: str) -> dict[str, str]:
@@ -45,8 +26,9 @@ def library_versions(*others: str) -> dict[str, str]:
     `others` are modules that another process has loaded and that are included too.
     """
     versions = {}
-    for module, name in _LIBRARIES.items():
+    for module in _LIBRARIES:
         if module in sys.modules or module in others:
+            name = "faiss-cpu" if module == "faiss" else module.replace("_", "-")
             try:
                 versions[name] = version(name)
             except PackageNotFoundError:  # another distribution: faiss-gpu, onnxruntime-gpu
@@ -77,9 +59,10 @@ def hardware() -> dict[str, object]:
     }
 
 
-def processor(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
+def processor() -> str:
     """Returns the first model name in `/proc/cpuinfo`, or the machine architecture."""
-    lines = cpu_info.read_text(encoding="utf-8").splitlines() if cpu_info.is_file() else []
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
 

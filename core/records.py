@@ -1,4 +1,8 @@
-"""Reading and writing JSONL, JSON, TSV and CSV files; writes are atomic."""
+"""Reading and writing JSONL, JSON, TSV and CSV files, and reading YAML; writes are atomic.
+
+Files that cannot be read, and values that are not what a function returns, are `DataError`s at the
+file or its line.
+"""
 
 import codecs
 import csv
@@ -7,10 +11,11 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from core.errors import DataError
 from core.files import atomic, read_small
+from core.text import document_text, normalize_text
 
 # First characters of formulas in spreadsheet programs.
 _FORMULA = ("=", "+", "-", "@")
@@ -23,10 +28,6 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields line numbers, starting at 1, and records; empty lines are skipped.
 
     A file whose name ends with `.gz` is decompressed as it is read.
-
-    Raises:
-        DataError: If the file cannot be read, or a line is longer than `MAX_LINE_BYTES` or is not
-            a JSON object.
     """
     for number, line in read_lines(path):
         try:
@@ -45,7 +46,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yields line numbers, starting at 1, and the fields of lines; empty lines are skipped.
 
-    Quotes have no meaning: a field is what is between two tabs. Errors are those of `read_jsonl`.
+    Quotes have no meaning: a field is what is between two tabs.
     """
     for number, line in read_lines(path):
         yield number, line.rstrip("\r\n").split("\t")
@@ -60,10 +61,7 @@ def open_lines(path: Path) -> BinaryIO:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the number and text of each line that is not empty, without a byte order mark.
-
-    Errors are those of `read_jsonl`.
-    """
+    """Yields the number and text of each line that is not empty, without a byte order mark."""
     number = 0
     try:
         with open_lines(path) as file:
@@ -91,11 +89,7 @@ def other_encoding(content: bytes) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Returns the content of a UTF-8 file without its byte order mark.
-
-    Raises:
-        DataError: If the file cannot be read or is not UTF-8.
-    """
+    """Returns the content of a UTF-8 file without its byte order mark."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -111,12 +105,7 @@ def read_small_text(path: Path) -> str:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """Returns a JSON value.
-
-    Raises:
-        ValueError: If it is not JSON, or is nested too deeply or has too long a number to be read.
-            NaN and Infinity are not JSON.
-    """
+    """Returns a JSON value; NaN, Infinity and what cannot be read are a `ValueError`."""
     try:
         return json.loads(content, parse_constant=_no_constant)
     except RecursionError as error:
@@ -134,11 +123,7 @@ def _no_constant(name: str) -> None:
 
 
 def string(path: Path, number: int, record: Mapping[str, Any], name: str) -> str:
-    """Returns the string field `name` of the record on line `number` of `path`.
-
-    Raises:
-        DataError: If the field is missing or not a string of Unicode characters.
-    """
+    """Returns the string field `name` of the record on line `number` of `path`."""
     value = record.get(name)
     if not isinstance(value, str):
         raise field_error(path, number, name, "is missing or not a string")
@@ -149,17 +134,13 @@ def string(path: Path, number: int, record: Mapping[str, Any], name: str) -> str
     return value
 
 
-def record_id(path: Path, number: int, record: Mapping[str, Any], name: str = "_id") -> str:
-    """Returns the id of a record as a string; `id` is read if `_id` is missing.
-
-    Raises:
-        DataError: If it is neither a non-empty string nor an integer.
-    """
-    value = record.get(name, record.get("id") if name == "_id" else None)
+def record_id(path: Path, number: int, record: Mapping[str, Any]) -> str:
+    """Returns the id of a record as a string; `id` is read if `_id` is missing."""
+    value = record.get("_id", record.get("id"))
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str) or not value:
-        raise field_error(path, number, name, "must be a non-empty string or an integer")
+        raise field_error(path, number, "_id", "must be a non-empty string or an integer")
     return value
 
 
@@ -174,10 +155,10 @@ def field_error(
     return DataError(message, code=code, path=path, line=number, field=name)
 
 
-def duplicate_error(path: Path, number: int, id_: str, name: str = "_id") -> DataError:
+def duplicate_error(path: Path, number: int, id_: str) -> DataError:
     """Returns the error of an id that occurs in an earlier record."""
-    message = f"{path} line {number}: {name} '{id_}' occurs in an earlier line: use unique ids"
-    return DataError(message, code="duplicate_id", path=path, line=number, field=name, id=id_)
+    message = f"{path} line {number}: _id '{id_}' occurs in an earlier line: use unique ids"
+    return DataError(message, code="duplicate_id", path=path, line=number, field="_id", id=id_)
 
 
 def unreadable(path: Path, error: OSError | UnicodeDecodeError) -> DataError:
@@ -202,11 +183,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_tsv(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    """Writes tab-separated rows, as `read_tsv` reads them; the first is the header.
-
-    Raises:
-        DataError: If a field contains a tab or a line end.
-    """
+    """Writes tab-separated rows, as `read_tsv` reads them; the first is the header."""
     with atomic(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         for number, row in enumerate(rows, start=1):
             fields = [str(field) for field in row]
@@ -226,3 +203,47 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
 
 def _escaped(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def parse_yaml(text: str) -> Any:
+    """Returns a YAML value: mappings, lists and plain values; a bad one is a `ValueError`."""
+    import yaml  # not installed where the open loop runs
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+class Triple(NamedTuple):
+    """A query, its relevant documents (positives) and hard negatives, as normalised texts."""
+
+    query: str
+    positives: tuple[str, ...]
+    negatives: tuple[str, ...] = ()
+
+
+def read_triples(path: Path) -> Iterator[tuple[int, Triple]]:
+    """Yields line numbers and triples; `positives` and `negatives` may be missing or empty."""
+    for number, record in read_jsonl(path):
+        lists = []
+        for name in ("positives", "negatives"):
+            values = record.get(name) or []
+            if not isinstance(values, list):
+                raise field_error(path, number, name, "is not a list of texts")
+            lists.append(tuple(read_field(path, number, value, name) for value in values))
+        yield number, Triple(read_field(path, number, record.get("query"), "query"), *lists)
+
+
+def read_field(path: Path, number: int, value: Any, name: str) -> str:
+    """Returns a normalised text; a document may be an object with `title` and `text`."""
+    text = ""
+    if isinstance(value, str):
+        text = normalize_text(value)
+    elif isinstance(value, dict):
+        title, body = value.get("title") or "", value.get("text")
+        if isinstance(title, str) and isinstance(body, str):
+            text = document_text(title, body)
+    if not text:
+        raise field_error(path, number, name, "is missing, empty or not a text")
+    return text

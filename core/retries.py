@@ -29,17 +29,11 @@ class TransientError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Exponential backoff with jitter.
+    """Exponential backoff with jitter."""
 
-    Attributes:
-        retries: Maximum number of retries of a request.
-        backoff: Maximum wait before the first retry, doubled for each further retry [s].
-        longest_wait: The request fails if the server requests a longer wait [s].
-    """
-
-    retries: int = 6
-    backoff: float = 1.0
-    longest_wait: float = 300.0
+    retries: int = 6  # maximum number of retries of a request
+    backoff: float = 1.0  # maximum wait before the first retry, doubled for each further retry [s]
+    longest_wait: float = 300.0  # the request fails if the server requests a longer wait [s]
 
     async def run(
         self,

@@ -1,11 +1,19 @@
-"""Output to terminals and logs: any character in any encoding, escapes for what acts on them."""
+"""How commands write to terminals and logs and which status they return.
+
+Any character is written in any encoding; what acts on a terminal is escaped.
+"""
 
 import io
+import logging
 import os
 import re
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from core.errors import CareError, QueryError
 
 # Control characters and line breaks, marks and overrides of the direction of writing (which show
 # text in another order), and lone surrogates.
@@ -46,6 +54,11 @@ def _json_escape(match: re.Match[str]) -> str:
     return re.sub("....", r"\\u\g<0>", units)
 
 
+def on_terminal() -> bool:
+    """Returns whether standard error is a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 def prepare_output() -> None:
     """Makes writing to stdout and stderr possible for each character, and where they are closed."""
     for name in ("stdout", "stderr"):
@@ -56,3 +69,55 @@ def prepare_output() -> None:
             setattr(sys, name, null)
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+class _Formatter(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        return shown(super().formatMessage(record))
+
+
+def run(command: Callable[[], int | None], *, interrupted: str = "interrupted") -> int:
+    """Runs a command and prints its error on one line of stderr: `error: message [code]`.
+
+    All commands pass here: afterwards stdout and stderr take each character, whatever their
+    encoding.
+
+    Returns:
+        The exit status: that of the command, 1 for an error that the user can fix, 130 after
+        Ctrl-C, 141 if the program that reads the output, such as head, has ended.
+    """
+    prepare_output()
+    if not on_terminal():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries
+    warnings = logging.StreamHandler()
+    warnings.setLevel(logging.WARNING)
+    warnings.setFormatter(_Formatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(handlers=[warnings])
+    try:
+        status = command() or 0
+        sys.stdout.flush()
+        return status
+    except CareError as error:
+        field = f"{error.field}: " if isinstance(error, QueryError) else ""
+        status, message = 1, f"error: {field}{error} [{error.code}]"
+    except BrokenPipeError:
+        _flush()
+        return 141
+    except OSError as error:
+        reason = f"{error.filename or 'disk'}: {error.strerror or error}"
+        status, message = 1, f"error: {reason} [input_output]"
+    except KeyboardInterrupt:
+        status, message = 130, interrupted
+    with suppress(OSError):  # the status tells it too
+        print(shown(message), file=sys.stderr)
+    _flush()
+    return status
+
+
+def _flush() -> None:
+    """Writes what the streams hold, or drops it, as Python would fail to write it at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -28,18 +28,14 @@ Filter = Mapping[str, FilterCondition]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What is required of one metadata field; all parts that are given must hold.
+    """What is required of one metadata field; all parts that are given must hold."""
 
-    Attributes:
-        accepted: One of the document's values must be among them; None if any may be.
-        bounds: Pairs of `gt`, `gte`, `lt` or `lte` and a number; one of the document's numbers must
-            satisfy all.
-        excluded: None of the document's values may be among them.
-    """
-
+    # One of the document's values must be among them; None if any may be.
     accepted: tuple[FilterValue, ...] | None = None
+    # Pairs of `gt`, `gte`, `lt` or `lte` and a number; one of the document's numbers must satisfy
+    # all.
     bounds: tuple[tuple[str, float], ...] = ()
-    excluded: tuple[FilterValue, ...] = ()
+    excluded: tuple[FilterValue, ...] = ()  # none of the document's values may be among them
 
     def as_json(self) -> dict[str, Any]:
         """Returns the parts as JSON: equal conditions have equal JSON."""
@@ -99,21 +95,16 @@ def no_check() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document of the corpus, or a chunk of one.
+    """A document of the corpus, or a chunk of one."""
 
-    Attributes:
-        id: Id, unique in an index.
-        metadata: JSON object; its strings, numbers and booleans can be used in filters.
-        parent: In an index of chunks, the id of the chunk's document; otherwise None.
-        chunk: Number of the chunk, from 0, of `chunks` in the document.
-    """
-
-    id: str
+    id: str  # unique in an index
     text: str
     title: str = ""
+    # JSON object; its strings, numbers and booleans can be used in filters.
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    # In an index of chunks, the id of the chunk's document; otherwise None.
     parent: str | None = None
-    chunk: int = 0
+    chunk: int = 0  # number of the chunk, from 0, of `chunks` in the document
     chunks: int = 1
 
 
@@ -130,32 +121,22 @@ class HitLimit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A search query.
+    """A search query."""
 
-    Attributes:
-        text: Query text as the user typed it.
-        filter: Conditions by metadata field, as the user has written them; all fields must match.
-        min_score: Lowest score of a hit (less 1e-6, which scores may vary by), or None.
-        collapse: Whether to return only the best chunk of each document.
-        mode: How documents are found; None for the default of the index.
-        explain: Whether hits say what each channel contributes to their scores.
-        evidence: Whether hits have their best sentence.
-        limit_per: The limit of hits per document or metadata value, if any.
-        rerank: How many of the first hits are ranked again; 0 for none, None for the default.
-        conditions: What the query is searched with instead of `filter`, once it is checked
-            (`search/query.py`).
-    """
-
-    text: str
+    text: str  # as the user typed it
     top_k: int = 10
+    # Conditions by metadata field, as the user has written them; all fields must match.
     filter: Filter = field(default_factory=dict)
+    # Lowest score of a hit (less 1e-6, which scores may vary by), or None.
     min_score: float | None = None
-    collapse: bool = False
-    mode: Mode | None = None
-    explain: bool = False
-    evidence: bool = False
-    limit_per: HitLimit | None = None
+    collapse: bool = False  # whether to return only the best chunk of each document
+    mode: Mode | None = None  # how documents are found; None for the default of the index
+    explain: bool = False  # whether hits say what each channel contributes to their scores
+    evidence: bool = False  # whether hits have their best sentence
+    limit_per: HitLimit | None = None  # the limit of hits per document or metadata value, if any
+    # How many of the first hits are ranked again; 0 for none, None for the default.
     rerank: int | None = 0
+    # What the query is searched with instead of `filter`, once it is checked (`search/query.py`).
     conditions: Conjunction = NO_CONDITIONS
 
 

@@ -290,16 +290,11 @@ def read_manifest(folder: Path) -> IndexManifest:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A segment of a version on disk.
+    """A segment of a version on disk."""
 
-    Attributes:
-        key: The name of its folder and its checksum: segments with equal keys are the same.
-        path: The file in its folder that has what is known of it; or all of it, if it is a pack.
-        manifest: What is known of it; of one that was written into the index, without canaries.
-    """
-
-    key: str
-    path: Path
+    key: str  # the name of its folder and its checksum: segments with equal keys are the same
+    path: Path  # the file in its folder that has what is known of it; or all of it, if it is a pack
+    # What is known of it; of one that was written into the index, without canaries.
     manifest: IndexManifest
 
     @property

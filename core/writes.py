@@ -36,30 +36,24 @@ MUST_EXIST, MUST_NOT_EXIST = "*", ""
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What one request changes in an index; the parts are applied in the order of the fields.
+    """What one request changes in an index; the parts are applied in the order of the fields."""
 
-    Attributes:
-        index: Name of the index; no alias.
-        put: Records as of a JSONL corpus (`_id`, `text`, `title`, `metadata`), which are checked by
-            the writer. A record replaces the document with its id; of two with one id the later.
-        patch: Pairs of an id and the metadata that replace those of its document.
-        delete: Ids of documents to delete.
-        delete_where: Conditions: documents that meet all of them are deleted. None deletes none,
-            and no condition deletes all.
-        within: What bounds the documents of the caller, if anything. Others do not exist for
-            `patch`, `delete` and `delete_where`; `put` neither replaces one nor makes one
-            (`OUTSIDE_GRANT`).
-        if_match: The tag that the document with an id must have before it is replaced, patched or
-            deleted (`document_tag`), `MUST_EXIST` or `MUST_NOT_EXIST`. A record or id for which
-            this does not hold is rejected (`DOCUMENT_CHANGED`).
-    """
-
-    index: str
+    index: str  # name of the index; no alias
+    # Records as of a JSONL corpus (`_id`, `text`, `title`, `metadata`), which are checked by the
+    # writer. A record replaces the document with its id; of two with one id the later.
     put: tuple[dict[str, Any], ...] = ()
+    # Pairs of an id and the metadata that replace those of its document.
     patch: tuple[tuple[str, dict[str, Any]], ...] = ()
-    delete: tuple[str, ...] = ()
+    delete: tuple[str, ...] = ()  # ids of documents to delete
+    # Conditions: documents that meet all of them are deleted. None deletes none, and no condition
+    # deletes all.
     delete_where: Conjunction | None = None
+    # What bounds the documents of the caller, if anything. Others do not exist for `patch`,
+    # `delete` and `delete_where`; `put` neither replaces one nor makes one (`OUTSIDE_GRANT`).
     within: Conjunction | None = None
+    # The tag that the document with an id must have before it is replaced, patched or deleted
+    # (`document_tag`), `MUST_EXIST` or `MUST_NOT_EXIST`. A record or id for which this does not
+    # hold is rejected (`DOCUMENT_CHANGED`).
     if_match: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -91,19 +85,12 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A record or id of a write that changes nothing.
+    """A record or id of a write that changes nothing."""
 
-    Attributes:
-        position: Its position in `put`, `patch` or `delete`, from 0.
-        id: Its id, if it has a valid one.
-        code: Stable identifier of the reason, such as `INVALID_RECORD`.
-        reason: What is wrong, without text of the record.
-    """
-
-    position: int
-    id: str | None
-    code: str
-    reason: str
+    position: int  # its position in `put`, `patch` or `delete`, from 0
+    id: str | None  # its id, if it has a valid one
+    code: str  # stable identifier of the reason, such as `INVALID_RECORD`
+    reason: str  # what is wrong, without text of the record
 
     def as_json(self) -> dict[str, Any]:
         """Returns the fields as JSON types."""
@@ -112,28 +99,18 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a write has changed. Its changes are on disk, in the version that it names.
+    """What a write has changed. Its changes are on disk, in the version that it names."""
 
-    Attributes:
-        version: Id of the version that has the changes: a new one, or the active one if the write
-            changes nothing.
-        number: Number of that version; later versions have larger numbers.
-        added: Documents with new ids.
-        replaced: Documents whose text, title or metadata are others now.
-        deleted: Documents that are gone.
-        unchanged: Records of `put` and `patch` that are equal to their documents.
-        missing: Ids of `patch` and `delete` that no document has.
-        rejected: Records and ids that change nothing, each with its reason.
-    """
-
+    # Id of the version that has the changes: a new one, or the active one if the write changes
+    # nothing.
     version: str
-    number: int
-    added: int = 0
-    replaced: int = 0
-    deleted: int = 0
-    unchanged: int = 0
-    missing: tuple[str, ...] = ()
-    rejected: tuple[Rejected, ...] = ()
+    number: int  # number of that version; later versions have larger numbers
+    added: int = 0  # documents with new ids
+    replaced: int = 0  # documents whose text, title or metadata are others now
+    deleted: int = 0  # documents that are gone
+    unchanged: int = 0  # records of `put` and `patch` that are equal to their documents
+    missing: tuple[str, ...] = ()  # ids of `patch` and `delete` that no document has
+    rejected: tuple[Rejected, ...] = ()  # records and ids that change nothing, each with its reason
 
     def as_json(self) -> dict[str, Any]:
         """Returns the fields as JSON types."""

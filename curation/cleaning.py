@@ -144,13 +144,7 @@ def cleaners(options: Cleaning) -> tuple[Cleaner, Cleaner]:
 
 
 def clean_texts(
-    queries: Path,
-    corpus: Path,
-    output: Path,
-    *,
-    benchmark: int = 0,
-    options: Cleaning | None = None,
-    seed: int = 0,
+    queries: Path, corpus: Path, output: Path, *, benchmark: int = 0, seed: int = 0
 ) -> dict[str, Any]:
     """Cleans questions and documents, pairs them, and keeps questions apart for a benchmark.
 
@@ -165,7 +159,7 @@ def clean_texts(
 
     Questions are held in memory, documents are streamed. An interrupted call starts again.
     """
-    of_queries, of_documents = cleaners(options or Cleaning())
+    of_queries, of_documents = cleaners(Cleaning())
     texts = clean_queries(read_queries(queries), of_queries)
     apart = set(shuffled(texts, seed, "benchmark")[:benchmark])
     with output_folder(output):

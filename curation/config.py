@@ -18,8 +18,7 @@ from pydantic import (
 
 from core.encoders import FrozenModel
 from core.errors import CareError
-from core.records import read_small_text
-from core.yaml_text import parse_yaml
+from core.records import parse_yaml, read_small_text
 
 Language = Literal["zh", "en"]
 _Name = Annotated[str, Field(pattern=r"^[\w.-]+$")]

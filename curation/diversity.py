@@ -5,9 +5,8 @@ import resource
 import sys
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -26,8 +25,8 @@ from core.scratch import scratch
 from core.text import document_text
 from core.types import FloatArray, RowArray
 from curation.common import CACHE, output_folder
-from curation.retrieval import encode
-from models.pairs import DEFAULT_PAIR
+from evaluation.dense import encode
+from models.pairs import DEFAULT_PAIR, load_pair
 
 _HNSW_LINKS = 32
 _EF_CONSTRUCTION = 64
@@ -256,14 +255,18 @@ def diversify_file(
         t = _known_threshold("" if vectors else Path(pair).stem, kind)
     role: Role = "query" if kind == "queries" else "document"
     cache = output.parent / CACHE / "vectors"
-    side = partial(encode, pair, role, cache=cache, batch_size=batch_size, threads=threads)
+
+    def encoded(found: Sequence[str]) -> FloatArray:
+        side = load_pair(pair), role, found, cache
+        return encode(*side, batch_size=batch_size, threads=threads)
+
     with output_folder(output.parent) as folder:
         if t is None and distinct:
-            t = distinct_threshold(side(texts=list(dict.fromkeys(_contents(distinct)))))
+            t = distinct_threshold(encoded(list(dict.fromkeys(_contents(distinct)))))
         rule = DiversityRule(k, cast("float", t), near)
         rows = _rows(texts, folder)
-        found = load_vectors(vectors, len(rows)) if vectors else side(texts=Texts(rows))
-        encoded = time.perf_counter()
+        found = load_vectors(vectors, len(rows)) if vectors else encoded(Texts(rows))
+        ready = time.perf_counter()
         origin = sha256_file(vectors) if vectors else json.dumps([pair, kind])
         digest = sha256(origin.encode())
         digest.update(rows.offsets.data)
@@ -282,8 +285,8 @@ def diversify_file(
             "vectors": str(vectors or pair),
             "index": result.index,
             "threads": threads,
-            "encode_seconds": round(encoded - started, 1),
-            "filter_seconds": round(time.perf_counter() - encoded, 1),
+            "encode_seconds": round(ready - started, 1),
+            "filter_seconds": round(time.perf_counter() - ready, 1),
             "peak_memory_mib": peak_memory() >> 20,
         }
         write_json(output.with_name(f"{output.name}.report.json"), report)

@@ -8,9 +8,16 @@ from typing import Any
 
 from core.errors import CareError
 from core.progress import progress_bar
-from core.records import field_error, read_jsonl, string, write_json, write_jsonl
+from core.records import (
+    Triple,
+    field_error,
+    read_jsonl,
+    read_triples,
+    string,
+    write_json,
+    write_jsonl,
+)
 from core.text import normalize_text
-from core.triples import Triple, read_triples
 from core.types import Document
 from curation.common import output_folder, sample_key
 from curation.config import BeirSource, BeirSplit, MixConfig, Source, StsSource, TriplesSource

@@ -3,17 +3,14 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx2
 
-from core.encoders import Role
 from core.errors import CareError
 from core.progress import progress_bar
-from core.text import normalize_text
-from core.types import Document, FloatArray
+from core.types import Document
 from curation.config import (
     Bm25Retriever,
     PairRetriever,
@@ -21,13 +18,10 @@ from curation.config import (
     RunRetriever,
     ServiceRetriever,
 )
-from evaluation.beir import Run, document_texts
+from evaluation.beir import Run
 from evaluation.bm25 import bm25_run
-from evaluation.dense import dense_run
-from evaluation.metrics import ranked
-from evaluation.trec import read_run
-from models.encoders.cached import encode_cached
-from models.encoders.factory import load_encoder
+from evaluation.dense import pair_run
+from evaluation.metrics import ranked, read_run
 from models.pairs import load_pair
 from models.servers import TooLongError, http_client, post
 
@@ -62,26 +56,6 @@ def candidate_pools(
     return pools
 
 
-def encode(
-    pair: str,
-    role: Role,
-    texts: Sequence[str],
-    cache: Path,
-    *,
-    batch_size: int = 32,
-    threads: int = 1,
-) -> FloatArray:
-    """Encodes normalised texts with one side of a pair, with the cache of `encode_cached`.
-
-    Returns unit vectors, float32 [n, dimension].
-    """
-    loaded = load_pair(pair)
-    spec = loaded.query if role == "query" else loaded.document
-    load = partial(load_encoder, spec, loaded.folder, threads)
-    label = f"{pair} {role}"
-    return encode_cached(load, spec, texts, cache, batch_size=batch_size, label=label)
-
-
 def _run(
     retriever: Retriever,
     documents: Sequence[Document],
@@ -97,11 +71,8 @@ def _run(
         case ServiceRetriever(url=url):
             return _of_corpus(search_run(url, queries, depth), documents, queries, url)
         case PairRetriever(pair=pair, batch_size=batch_size, threads=threads):
-            side = partial(encode, pair, cache=cache, batch_size=batch_size, threads=threads)
-            vectors = side("document", list(document_texts(documents).values()))
-            asked = side("query", [normalize_text(query) for query in queries.values()])
-            ids = [document.id for document in documents]
-            return dense_run(queries, asked, ids, vectors, depth)
+            options = {"batch_size": batch_size, "threads": threads}
+            return pair_run(load_pair(pair), documents, queries, {}, depth, cache, **options)
 
 
 def _of_corpus(

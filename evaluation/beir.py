@@ -170,9 +170,19 @@ def write_beir(
     paths.qrels.parent.mkdir(parents=True, exist_ok=True)
     write_documents(paths.corpus, documents)
     write_queries(paths.queries, queries)
-    rows = [(query, id_, score) for query, grades in qrels.items() for id_, score in grades.items()]
-    write_tsv(paths.qrels, [("query-id", "corpus-id", "score"), *rows])
+    _write_qrels(paths.qrels, qrels)
     return paths
+
+
+def write_split(folder: Path, split: str, queries: Mapping[str, str], qrels: Qrels) -> None:
+    """Writes SPLIT.queries.jsonl and SPLIT.qrels.tsv into the folder of a corpus."""
+    write_queries(folder / f"{split}.queries.jsonl", queries)
+    _write_qrels(folder / f"{split}.qrels.tsv", qrels)
+
+
+def _write_qrels(path: Path, qrels: Mapping[str, Mapping[str, int]]) -> None:
+    rows = [(query, id_, score) for query, grades in qrels.items() for id_, score in grades.items()]
+    write_tsv(path, [("query-id", "corpus-id", "score"), *rows])
 
 
 def write_documents(path: Path, documents: Iterable[Document]) -> None:

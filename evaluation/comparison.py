@@ -9,9 +9,8 @@ from typing import Any
 from core.records import write_tsv
 from evaluation.beir import Qrels, Run
 from evaluation.bm25 import LABELS, SYSTEMS
-from evaluation.metrics import MEASURES, means, score_all
+from evaluation.metrics import MEASURES, means, score_all, write_run
 from evaluation.statistics import Difference, Interval, mean_interval, paired_difference
-from evaluation.trec import write_run
 
 NDCG = "nDCG@10"
 _RUN_NAMES = {LABELS[analyzer]: name for name, analyzer in SYSTEMS.items()}

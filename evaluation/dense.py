@@ -1,12 +1,12 @@
 """Dense retrieval by exact search, as a run."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from core.encoders import Pair
+from core.encoders import Pair, Role
 from core.text import document_text, normalize_text
 from core.types import Document, FloatArray
 from evaluation.beir import Qrels, Run
@@ -47,6 +47,25 @@ def dense_run(
     return {query: dict(islice(hits.items(), depth)) for query, hits in run.items()}
 
 
+def encode(
+    pair: Pair,
+    role: Role,
+    texts: Sequence[str],
+    cache: Path,
+    *,
+    batch_size: int = 32,
+    threads: int = 0,
+) -> FloatArray:
+    """Encodes normalised texts with one side of a pair, with the cache of `encode_cached`.
+
+    The encoder is on a GPU if available. Returns unit vectors, float32 [n, dimension].
+    """
+    spec = pair.query if role == "query" else pair.document
+    load = partial(load_encoder, spec, pair.folder, threads)
+    label = f"{pair.name} {role}"
+    return encode_cached(load, spec, texts, cache, batch_size=batch_size, label=label)
+
+
 def pair_run(
     pair: Pair,
     documents: Iterable[Document],
@@ -54,26 +73,17 @@ def pair_run(
     qrels: Qrels,
     depth: int,
     cache: Path,
+    **options: int,
 ) -> Run:
-    """Returns the `dense_run` of both encoders of a pair; vectors are cached in the folder `cache`.
+    """Returns the `dense_run` of both encoders of a pair, which are loaded one after the other.
 
-    Queries are texts by id. The encoders are loaded one after the other, on a GPU if available.
+    Queries are texts by id. For the cache and the options see `encode`.
     """
     ids, texts = [], []
     for document in documents:
         ids.append(document.parent or document.id)
         texts.append(document_text(document.title, document.text))
-    of_documents, of_queries = (
-        encode_cached(
-            partial(load_encoder, spec, pair.folder),
-            spec,
-            found,
-            cache,
-            label=f"{pair.name} {spec.role}",
-        )
-        for spec, found in (
-            (pair.document, texts),
-            (pair.query, [normalize_text(text) for text in queries.values()]),
-        )
-    )
-    return dense_run(queries, of_queries, ids, of_documents, depth, qrels)
+    vectors = encode(pair, "document", texts, cache, **options)
+    asked = [normalize_text(query) for query in queries.values()]
+    query_vectors = encode(pair, "query", asked, cache, **options)
+    return dense_run(queries, query_vectors, ids, vectors, depth, qrels)

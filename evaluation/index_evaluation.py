@@ -20,9 +20,14 @@ from evaluation.bm25 import ENGINE, LABELS, bm25_run
 from evaluation.comparison import Comparison, compare_runs
 from evaluation.index_search import Reranker, Searcher
 from evaluation.statistics import Difference, paired_difference
-from evaluation.thresholds import MinScoreSuggestion, suggest_min_score
-from evaluation.weights import DEPTH as WEIGHTS_DEPTH
-from evaluation.weights import WeightScore, best_weight, compare_weights
+from evaluation.weights import (
+    DEPTH,
+    MinScoreSuggestion,
+    WeightScore,
+    best_weight,
+    compare_weights,
+    suggest_min_score,
+)
 from search.snapshot import Snapshot
 
 TOP_K = 100
@@ -176,7 +181,7 @@ def evaluate_index(
         runs[reranked] = {id_: _reranked(runs[default][id_], first[id_]) for id_ in first}
     timed = list(judged.values())[:: math.ceil(len(judged) / _TIMED)]
     times = searcher.times(timed, {name: replace(q, top_k=10) for name, q in systems.items()})
-    found = searcher.channels(judged, WEIGHTS_DEPTH) if weights else {}
+    found = searcher.channels(judged, DEPTH) if weights else {}
     documents = snapshot.segment.documents
     for analyzer, label in LABELS.items():
         runs[label] = bm25_run(documents, judged, TOP_K, analyzer)

@@ -1,11 +1,16 @@
-"""Metrics of a run, per query and averaged over the judged queries."""
+"""Metrics of a run, per query and averaged over the judged queries; files of runs."""
 
+import math
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import fmean
 
 import ir_measures
 from ir_measures import AP, RR, Measure, R, nDCG
 
+from core.errors import CareError
+from core.files import write_text
+from core.records import read_lines, record_error
 from evaluation.beir import Qrels, Run
 
 MEASURES: dict[str, Measure] = {
@@ -80,3 +85,42 @@ def without_excluded(qrels: Qrels, run: Run) -> Run:
 def ranked(scores: Mapping[str, float]) -> list[tuple[str, float]]:
     """Returns ids with scores by descending score; ties by descending id."""
     return sorted(scores.items(), key=lambda item: (item[1], item[0]), reverse=True)
+
+
+def write_run(path: Path, run: Run, system: str) -> None:
+    """Writes a run in TREC's format: query-id Q0 document-id rank score system.
+
+    The documents of a query are sorted by descending score, then by descending id.
+    """
+    lines = []
+    for query, scores in run.items():
+        for word in (query, *scores, system):
+            if len(word.split()) != 1:
+                message = f"'{word}' contains white space, which a TREC run cannot hold: rename it"
+                raise CareError(message, code="white_space_in_id", id=word)
+        lines += [
+            f"{query} Q0 {id_} {rank} {score!r} {system}\n"
+            for rank, (id_, score) in enumerate(ranked(scores), start=1)
+        ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "".join(lines))
+
+
+def read_run(path: Path) -> Run:
+    """Reads a run, also one that gzip compressed (`.gz`).
+
+    Documents are ranked by their scores, not by the column of ranks, as trec_eval does. A line
+    without six columns or with a score that is no finite number is a DataError.
+    """
+    run: Run = {}
+    for number, line in read_lines(path):
+        try:
+            query, _, document, _, text, _ = line.split()
+            score = float(text)
+            if not math.isfinite(score):
+                raise ValueError(text)
+        except ValueError as error:
+            reason = "must be query-id Q0 document-id rank score system"
+            raise record_error(path, number, reason, code="not_run") from error
+        run.setdefault(query, {})[document] = score
+    return run

@@ -22,13 +22,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from core.cli import run
 from core.errors import CareError
 from core.files import sha256_file
 from core.loopback import open_local
 from core.provenance import environment
 from core.records import write_json
-from core.terminal import shown
+from core.terminal import run, shown
 from loadtest.measurement import Measurement, Target, measure
 from loadtest.traffic import Mix, Traffic, departments_of, read_texts
 

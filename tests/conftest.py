@@ -50,7 +50,8 @@ def make_records(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def write_jsonl(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
+def write_jsonl(path: Path, records: Sequence[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps(record, ensure_ascii=False) for record in records)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path

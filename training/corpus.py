@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.encoders import Role
+from core.records import Triple
 from core.rows import Rows, RowsWriter, Texts, mapped, write_selected
 from core.scratch import temporary_folder
 from core.types import RowArray
@@ -24,15 +25,6 @@ KeyArray = NDArray[np.uint64]
 # The highest bit of a key is the role, the others are a checksum of the text.
 _DOCUMENT = 1 << 63
 _ROLES: tuple[Role, Role] = ("query", "document")
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A query with its relevant documents (positives) and hard negatives."""
-
-    query: str
-    positives: tuple[str, ...]
-    negatives: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +91,14 @@ class Corpus:
     """Examples as rows of two lists of distinct texts, so that each text is tokenized once.
 
     A pair is a query with one of its positives; pair i is value i of `positives`.
-
-    Attributes:
-        queries: One query for each example.
-        documents: The distinct documents of all examples.
-        query_keys: uint64 [queries], their keys.
-        document_keys: uint64 [documents], their keys.
-        positives: For each query, rows of its positives in `documents`, int64.
-        negatives: For each query, rows of its hard negatives in `documents`, int64.
     """
 
-    queries: Sequence[str]
-    documents: Sequence[str]
-    query_keys: KeyArray
-    document_keys: KeyArray
-    positives: Rows
-    negatives: Rows
+    queries: Sequence[str]  # one query for each example
+    documents: Sequence[str]  # the distinct documents of all examples
+    query_keys: KeyArray  # uint64 [queries], their keys
+    document_keys: KeyArray  # uint64 [documents], their keys
+    positives: Rows  # for each query, rows of its positives in `documents`, int64
+    negatives: Rows  # for each query, rows of its hard negatives in `documents`, int64
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -124,7 +108,7 @@ class Corpus:
         return cls(queries.texts, documents.texts, queries.keys, documents.keys, *rows)
 
     @classmethod
-    def of(cls, examples: Iterable[Example]) -> Self:
+    def of(cls, examples: Iterable[Triple]) -> Self:
         """Returns the corpus of a few examples."""
         with temporary_folder() as folder:
             write_examples(folder, examples)
@@ -142,16 +126,16 @@ class Corpus:
         pairs = self.positives
         return np.repeat(values, pairs.lengths) if role == "query" else values[pairs.values]
 
-    def examples(self) -> Iterator[Example]:
+    def examples(self) -> Iterator[Triple]:
         for row, query in enumerate(self.queries):
             documents = self._texts(self.positives[row]), self._texts(self.negatives[row])
-            yield Example(query, *documents)
+            yield Triple(query, *documents)
 
     def _texts(self, rows: RowArray) -> tuple[str, ...]:
         return tuple(self.documents[row] for row in rows.tolist())
 
 
-def write_examples(folder: Path, examples: Iterable[Example]) -> None:
+def write_examples(folder: Path, examples: Iterable[Triple]) -> None:
     """Writes the files of a `Corpus`; examples with equal queries become one.
 
     A positive of a query in one example is not its negative in another.

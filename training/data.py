@@ -13,10 +13,9 @@ from pathlib import Path
 
 from core.encoders import Role
 from core.errors import DataError
-from core.records import field_error, read_jsonl, record_error
+from core.records import Triple, field_error, read_field, read_jsonl, read_triples, record_error
 from core.terms import TermList, term_list_path
 from core.text import document_text, first_sentence, normalize_text
-from core.triples import read_field, read_triples
 from core.types import FloatArray
 from evaluation.beir import (
     Qrels,
@@ -28,7 +27,7 @@ from evaluation.beir import (
     read_queries,
 )
 from evaluation.dense import dense_run
-from training.corpus import Corpus, Example, Text
+from training.corpus import Corpus, Text
 from training.errors import TrainingError
 from training.schema import DataEntry, Dev, Part
 
@@ -72,7 +71,7 @@ def entry_files(entry: DataEntry | Dev, mined: Mined) -> list[Path]:
 
 def read_examples(
     entries: Sequence[DataEntry], held_out: frozenset[str], mined: Mined
-) -> tuple[list[Example], int]:
+) -> tuple[list[Triple], int]:
     """Returns the examples of a few data, merged by query, and the number of held-out ones."""
     counts = Counter[str]()
     corpus = Corpus.of(stream_examples(entries, held_out, mined, counts))
@@ -90,7 +89,7 @@ def read_texts(
 
 def stream_examples(
     entries: Sequence[DataEntry], held_out: frozenset[str], mined: Mined, counts: Counter[str]
-) -> Iterator[Example]:
+) -> Iterator[Triple]:
     """Yields the examples whose query is not held out; `counts["held_out"]` counts the others."""
     found = False
     for entry in entries:
@@ -178,7 +177,7 @@ def _no_data_error(kind: str, entries: Iterable[DataEntry]) -> TrainingError:
     return TrainingError.at("data", reason, f"no_{kind}s")
 
 
-def _examples(entry: DataEntry, mined: Mined) -> Iterator[Example]:
+def _examples(entry: DataEntry, mined: Mined) -> Iterator[Triple]:
     if entry.texts is not None:
         reason = f"{entry.texts} holds single texts; this stage needs triples, pairs, beir or mined"
         raise TrainingError.at("data.texts", reason, "not_examples")
@@ -213,7 +212,7 @@ def _texts(entry: DataEntry, mined: Mined) -> Iterator[list[Text]]:
         yield from ([Text("document", text)] for text in _read_beir(entry).documents.values())
 
 
-def _triples(_: DataEntry, path: Path) -> Iterator[Example]:
+def _triples(_: DataEntry, path: Path) -> Iterator[Triple]:
     for number, triple in read_triples(path):
         if not triple.positives:
             reason = "is empty: give at least one relevant document"
@@ -221,30 +220,30 @@ def _triples(_: DataEntry, path: Path) -> Iterator[Example]:
         if set(triple.positives) & set(triple.negatives):
             reason = "lists the same document in positives and negatives"
             raise record_error(path, number, reason, code="contradiction")
-        yield Example(*triple)
+        yield triple
 
 
-def _pairs(entry: DataEntry, path: Path) -> Iterator[Example]:
+def _pairs(entry: DataEntry, path: Path) -> Iterator[Triple]:
     fields = entry.fields or ("title", "text")
     for number, record in read_jsonl(path):
         query, document = (read_field(path, number, record.get(field), field) for field in fields)
-        yield Example(query, (document,))
+        yield Triple(query, (document,))
 
 
-def _term_pairs(_: DataEntry, path: Path) -> Iterator[Example]:
+def _term_pairs(_: DataEntry, path: Path) -> Iterator[Triple]:
     for word, terms in TermList.read(path).terms.items():
         if terms != (word,):
-            yield Example(word, (" ".join(terms[:2]),))
+            yield Triple(word, (" ".join(terms[:2]),))
 
 
-def _beir_examples(entry: DataEntry, _: Path) -> Iterator[Example]:
+def _beir_examples(entry: DataEntry, _: Path) -> Iterator[Triple]:
     split = _read_beir(entry)
     for query, judged in split.qrels.items():
         found = [(split.documents[i], score) for i, score in judged.items() if i in split.documents]
         positives = tuple(text for text, score in found if score > 0)
         if positives:
             negatives = tuple(text for text, score in found if score == 0)
-            yield Example(split.queries[query], positives, negatives)
+            yield Triple(split.queries[query], positives, negatives)
 
 
 def _read_beir(entry: DataEntry | Dev) -> DevSet:

@@ -20,7 +20,7 @@ from models.late_interaction import max_sim
 from training.corpus import Corpus
 from training.distributed import processes, progress
 from training.schema import LateInteractionSettings
-from training.search import search
+from training.vectors import search
 
 _ROLES: tuple[Role, Role] = ("query", "document")
 # Tokens of each side whose principal components are the initial projection.
@@ -29,23 +29,14 @@ _SAMPLE = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Candidates of each query, with what their scores are computed from.
+    """Candidates of each query, with what their scores are computed from."""
 
-    Attributes:
-        queries: Token states of the queries, float16 [tokens, width].
-        documents: Token states of all documents, likewise.
-        rows: int64 [queries, candidates], rows of the candidates in `documents`.
-        cosines: float32 [queries, candidates], of the sentence vectors.
-        teacher: float32 [queries, candidates], scores of the teacher.
-        positive: bool [queries, candidates], whether the document is relevant.
-    """
-
-    queries: Rows
-    documents: Rows
-    rows: RowArray
-    cosines: FloatArray
-    teacher: FloatArray
-    positive: NDArray[np.bool_]
+    queries: Rows  # token states of the queries, float16 [tokens, width]
+    documents: Rows  # token states of all documents, likewise
+    rows: RowArray  # int64 [queries, candidates], rows of the candidates in `documents`
+    cosines: FloatArray  # float32 [queries, candidates], of the sentence vectors
+    teacher: FloatArray  # float32 [queries, candidates], scores of the teacher
+    positive: NDArray[np.bool_]  # bool [queries, candidates], whether the document is relevant
 
 
 def rank_candidates(

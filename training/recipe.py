@@ -19,14 +19,12 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from core.encoders import Role
-from core.records import read_small_text
-from core.yaml_text import parse_yaml
+from core.records import parse_yaml, read_small_text
 from training.errors import TrainingError
 from training.schema import Dev, EncoderInit, Seed, Settings
-from training.stages.contrastive import Contrastive, Joint
+from training.stages.contrastive import Contrastive, Joint, RetroMae, Unsupervised
 from training.stages.late_interaction import LateInteraction
 from training.stages.mine import Mine
-from training.stages.pretraining import RetroMae, Unsupervised
 from training.stages.prune import PruneLayers
 from training.stages.teacher import Align, Distill, Teacher
 

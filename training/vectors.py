@@ -1,7 +1,9 @@
-"""Vectors of frozen encoders: computed once, stored as shards, read by row.
+"""Vectors and token states of frozen encoders: computed once, read by row, searched.
 
-vectors.json     the encoder that computed the vectors; written first
-shard-*          shards of `core.shards`; an id consists of the text's role and checksum
+vectors.json      the encoder that computed the vectors; written first
+shard-*           shards of `core.shards`; an id consists of the text's role and checksum
+states.values     float16 [tokens, width], unit norm
+states.offsets    int64 [texts + 1]
 """
 
 import hashlib
@@ -11,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from pydantic import BaseModel, ValidationError
+from torch.nn import functional
 
 from core.encoders import Role
-from core.files import publish, write_text
-from core.rows import blocks
+from core.files import new_folder, publish, write_text
+from core.rows import Rows, blocks
 from core.shards import (
     ShardedVectors,
     complete_shards,
@@ -25,15 +29,20 @@ from core.shards import (
     write_shard,
 )
 from core.types import FloatArray, RowArray
+from stores.exact import exact_search
 from training.corpus import KeyArray, Text, key_of
 from training.distributed import from_main_process, processes, progress, wait_for_all
-from training.encoder import Encoder, EncoderCheckpoint, encode, tokenize
+from training.encoder import Encoder, EncoderCheckpoint, autocast, encode, tokenize
 from training.errors import TrainingError
 from training.schema import Precision, Prompts
 
 FILE_NAME = "vectors.json"
 
 _SHARD_ROWS = 65_536
+# Texts whose token states are computed at a time, sorted by length.
+_SORTED = 2_048
+# Documents and queries that are compared at a time: 0.5 GB of scores.
+_DOCUMENTS, _QUERIES = 16_384, 8_192
 
 
 class VectorsRecord(BaseModel):
@@ -158,20 +167,6 @@ def _key(settings: str, role: Role, texts: Sequence[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def frozen_vectors(
-    cache: Path,
-    checkpoint: EncoderCheckpoint,
-    role: Role,
-    texts: Sequence[str],
-    *,
-    batch: int = 32,
-    precision: Precision,
-) -> FloatArray:
-    """Returns the vectors of `frozen_shards` in memory, float32 [texts, dimension]."""
-    settings: dict[str, Any] = {"batch": batch, "precision": precision}
-    return frozen_shards(cache, checkpoint, role, texts, **settings).take(np.arange(len(texts)))
-
-
 class TeacherVectors(ShardedVectors):
     """Vectors on disk, looked up by text; `encoder` is the key of their encoder, None for any.
 
@@ -217,3 +212,72 @@ class TeacherVectors(ShardedVectors):
             raise TrainingError.at(self.folder, reason, "missing_vectors", missing=missing)
         rows: RowArray = self._order[positions]
         return rows
+
+
+@torch.no_grad()
+def token_states(
+    cache: Path,
+    checkpoint: EncoderCheckpoint,
+    role: Role,
+    texts: Sequence[str],
+    *,
+    max_length: int,
+    batch: int = 32,
+    precision: Precision,
+) -> Rows:
+    """Returns the states of each text's tokens in the last layer, unit norm, cached in `cache`.
+
+    `max_length` tokens of a text are encoded, with the prompt and special tokens. Row i, float16
+    [tokens, width], has the tokens of text i.
+    """
+    settings = f"{checkpoint.key} states {precision} {role} {max_length}"
+    folder = cache / _key(settings, role, texts)
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        device, init = processes().device, checkpoint.init
+        encoder = Encoder(checkpoint, trainable=False).to(device)
+        shorter = init.model_copy(update={"max_length": min(max_length, init.max_length)})
+        cut = checkpoint.model_copy(update={"init": shorter})
+        tokens = tokenize(cut, getattr(init.prompts, role), texts)
+        shape = len(tokens.values), encoder.model.config.hidden_size
+        with new_folder(folder) as partial, progress(len(texts), "token states", "text") as bar:
+            tokens.offsets.tofile(partial / "states.offsets")
+            written = np.memmap(partial / "states.values", np.float16, "w+", shape=shape)
+            for part in blocks(len(texts), _SORTED):
+                order = part.start + np.argsort(tokens.lengths[part], kind="stable")
+                for rows in (order[chosen] for chosen in blocks(len(order), batch)):
+                    ids, mask = (values.to(device) for values in tokens.padded(rows))
+                    with autocast(device, precision):
+                        states = encoder.states(ids, mask)
+                    unit = functional.normalize(states.float(), dim=-1).half().cpu().numpy()
+                    for row, found in zip(rows, unit, strict=True):
+                        first, end = tokens.offsets[row], tokens.offsets[row + 1]
+                        written[first:end] = found[: end - first]
+                    bar.update(len(rows))
+            written.flush()
+    flat = Rows.open(folder, "states", np.float16)
+    return Rows(flat.values.reshape(int(flat.offsets[-1]), -1), flat.offsets)
+
+
+def search(
+    queries: FloatArray, documents: ShardedVectors, k: int, device: torch.device
+) -> tuple[FloatArray, RowArray]:
+    """Finds the k documents with the largest inner product with each query, float32 [q, d].
+
+    Returns scores, float32 [q, k], descending, and rows, int64 [q, k].
+    """
+    chunks = documents.chunks(_DOCUMENTS)
+    if device.type == "cpu":
+        return exact_search(queries, chunks, k)
+    scores = torch.full((len(queries), k), -torch.inf, device=device)
+    rows = torch.full((len(queries), k), -1, device=device)
+    vectors = torch.from_numpy(np.ascontiguousarray(queries)).to(device)
+    for first, chunk in chunks:
+        part = torch.from_numpy(chunk).to(device)
+        for some in blocks(len(queries), _QUERIES):
+            found = (vectors[some] @ part.T).topk(min(k, len(part)))
+            best = torch.cat([scores[some], found.values], dim=1).topk(k)
+            both = torch.cat([rows[some], found.indices + first], dim=1)
+            rows[some] = both.gather(1, best.indices)
+            scores[some] = best.values
+    return scores.cpu().numpy(), rows.cpu().numpy()

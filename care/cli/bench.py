@@ -10,7 +10,7 @@ from care.cli.options import Json, takes_fields
 from care.cli.output import show
 from care.extras import require
 from care.options import file
-from loadtest.bench.options import ServiceOptions
+from loadtest.bench.results import ServiceOptions
 from loadtest.traffic import SAMPLE
 
 app = typer.Typer(

@@ -119,7 +119,7 @@ def report(
 ) -> None:
     """Write the HTML report of all scores."""
     _require()
-    from evaluation.cmedteb.report import write_report
+    from evaluation.cmedteb.results import write_report
     from evaluation.cmedteb.tasks import find_tasks
 
     path = write_report(out, find_tasks(data, split, hub), failures=failures)
@@ -160,8 +160,8 @@ def tradeoff(
 ) -> None:
     """Plot nDCG@10 against queries per second."""
     _require()
+    from evaluation.cmedteb.splits import measure_tradeoff
     from evaluation.cmedteb.tasks import find_tasks
-    from evaluation.cmedteb.tradeoff import measure_tradeoff
 
     tasks = find_tasks(data, split, hub, ["retrieval"], encoding.by_task())
     table = measure_tradeoff(encoding.systems(systems), tasks, out)

@@ -107,9 +107,8 @@ def reword(
     """Reword questions in patients' everyday words, or misspell them, by rules."""
     _require()
     from core.terms import term_list
-    from curation.misspelling import misspell
+    from curation.rewording import misspell, write_reworded
     from curation.rewording import reword as by_rules
-    from curation.rewording import write_reworded
 
     if errors:
         make = partial(misspell, errors=errors, versions=versions, seed=seed)

@@ -89,7 +89,7 @@ def _table(compared: "Comparison", speeds: "dict[str, Speed]") -> Iterator[str]:
 
 def _lines(result: "IndexEvaluation") -> Iterator[str]:
     from evaluation.bm25 import ENGINE
-    from evaluation.thresholds import DEPTH, MIN_QUERIES
+    from evaluation.weights import MIN_QUERIES, SCORED_HITS
 
     yield (
         f"{result.queries:,} judged queries, {result.documents:,} documents, {result.version}; "
@@ -108,7 +108,7 @@ def _lines(result: "IndexEvaluation") -> Iterator[str]:
     else:
         yield (
             f"min_score in mode {result.mode}: {found.min_score:.4f} keeps "
-            f"{found.relevant_kept:.0%} of the relevant hits of the top {DEPTH} and drops "
+            f"{found.relevant_kept:.0%} of the relevant hits of the top {SCORED_HITS} and drops "
             f"{found.others_dropped:.0%} of the others; {found.empty_queries:,} queries lose all "
             "hits"
         )

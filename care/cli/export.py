@@ -12,7 +12,7 @@ from care.cli.output import program, reporter, show
 from care.extras import require
 from care.options import PairName, file, folder
 from core.machine import available_cpus
-from training.export.report import Precision
+from training.export.measurement import Precision
 
 # An installed package has no sample.
 _SAMPLE = Path(__file__).parents[2] / "data" / "sample"
@@ -82,8 +82,8 @@ def export(
     loaded = load_pair(pair)
     report = reporter(as_json=json_)
     if format_ == "sentence-transformers":
+        from training.export.checkpoint import export_sentence_transformers
         from training.export.measurement import read_calibration
-        from training.export.sentence_transformers import export_sentence_transformers
 
         export_sentence_transformers(loaded, out, read_calibration(calibration), report)
         show({"model": out}, [], as_json=json_)

@@ -28,8 +28,7 @@ from care.cli import (
     versions,
 )
 from care.cli.output import print_lines
-from core import cli
-from core.terminal import shown
+from core.terminal import run, shown
 
 # Typer keeps the line breaks of a paragraph, so each paragraph is one line.
 _HELP = (
@@ -82,7 +81,7 @@ class _Commands(TyperGroup):
                 error.message = shown(error.message)
                 raise
 
-        if status := cli.run(command, interrupted=_INTERRUPTED):
+        if status := run(command, interrupted=_INTERRUPTED):
             raise typer.Exit(status)
 
 
@@ -146,4 +145,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return exit_.code if isinstance(exit_.code, int) else 1
         return 0
 
-    return cli.run(command)
+    return run(command)

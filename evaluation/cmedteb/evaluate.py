@@ -28,9 +28,8 @@ from core.types import Document, FloatArray
 from evaluation.bm25 import SYSTEMS, Bm25Index
 from evaluation.cmedteb.results import TaskScore, markdown_table, read_scores, run_path, write_score
 from evaluation.cmedteb.tasks import PairData, RankingData, Task, TaskData
-from evaluation.metrics import MAP, MAP_10, NDCG_10, score_queries
+from evaluation.metrics import MAP, MAP_10, NDCG_10, score_queries, write_run
 from evaluation.statistics import mean_interval, pearson_interval
-from evaluation.trec import write_run
 from models.encoders.cached import encode_cached
 from models.encoders.factory import load_encoder
 from models.pairs import load_pair

@@ -27,10 +27,16 @@ from core.manifest import VECTORS_FILE
 from core.records import write_jsonl
 from core.text import normalize_text
 from core.versions import IndexFolder, read_manifest
-from loadtest.bench.options import ServiceOptions
-from loadtest.bench.processes import Server, bench_service, peer_server, run_in_new_process
-from loadtest.bench.results import Scenario, figure, medians, repeat
-from loadtest.bench.wrk import WARM_UP_SECONDS, bodies, drive
+from loadtest.bench.processes import (
+    WARM_UP_SECONDS,
+    Server,
+    bench_service,
+    bodies,
+    drive,
+    peer_server,
+    run_in_new_process,
+)
+from loadtest.bench.results import Scenario, ServiceOptions, figure, medians, repeat
 from loadtest.traffic import read_texts
 from models.encoders.onnx import OUTPUT, OnnxEncoder
 from models.pairs import load_pair

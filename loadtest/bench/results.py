@@ -1,4 +1,4 @@
-"""Runs scenarios, and writes their metrics with goals and the machine as JSON and as a table."""
+"""Options of benchmarks over HTTP, and their results with goals and the machine."""
 
 import json
 import platform
@@ -7,17 +7,67 @@ import subprocess
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from typer import Option
+
+from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
 from core.errors import CareError
+from core.machine import available_cpus
 from core.provenance import commit, hardware, library_versions
 from core.records import write_json
 from core.terminal import shown, shown_lines
-from loadtest.bench.options import ServiceOptions
+from loadtest.traffic import SAMPLE
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """Options of `care bench service` and `care bench peers`."""
+
+    indexes: Annotated[
+        Path, Option(envvar="CARE_INDEXES", metavar="FOLDER", help="Folder of all indexes.")
+    ] = DEFAULT_INDEXES
+    index: Annotated[
+        str, Option(envvar="CARE_INDEX", metavar="NAME", help="Name of the index.")
+    ] = "medical-qa"
+    pair: Annotated[
+        str,
+        Option(
+            envvar="CARE_PAIR",
+            metavar="PAIR",
+            help="Trained or registered pair, or path of a pair's .toml file.",
+        ),
+    ] = DEFAULT_PAIR
+    workers: Annotated[
+        int,
+        Option(
+            min=1,
+            envvar="CARE_WORKERS",
+            metavar="N",
+            help="Workers of the service.",
+            show_default="one for each processor",
+        ),
+    ] = available_cpus()
+    queries: Annotated[Path, Option(metavar="FILE", help="JSONL of queries with text.")] = SAMPLE
+    out: Annotated[Path, Option(metavar="FOLDER", help="Folder of results.")] = Path(
+        "loadtest/results"
+    )
+    seconds: Annotated[int, Option(min=1, help="Seconds of one measurement.")] = 8
+    rounds: Annotated[
+        int, Option(min=1, help="Rounds; the compared systems alternate in each.")
+    ] = 3
+    connections: Annotated[
+        int, Option(min=1, help="Concurrent clients that saturate the service.")
+    ] = 64
+    top_k: Annotated[int, Option(min=1, help="Number of hits per query.")] = 10
+    only: Annotated[
+        str, Option(metavar="NAMES", help="Scenarios to run, separated by commas (default: all).")
+    ] = ""
+
 
 # Takes the options; returns its `figures` (metrics with goals) and raw results.
 Scenario = Callable[[ServiceOptions], dict[str, Any]]

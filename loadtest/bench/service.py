@@ -9,10 +9,8 @@ from typing import Any
 
 from core.errors import CareError
 from core.machine import available_cpus
-from loadtest.bench.options import ServiceOptions
-from loadtest.bench.processes import Server, bench_service, sampled
-from loadtest.bench.results import Scenario, figure, medians, repeat
-from loadtest.bench.wrk import WARM_UP_SECONDS, bodies, drive
+from loadtest.bench.processes import WARM_UP_SECONDS, Server, bench_service, bodies, drive, sampled
+from loadtest.bench.results import Scenario, ServiceOptions, figure, medians, repeat
 from loadtest.measurement import Measurement, Target, measure
 from loadtest.traffic import Traffic, read_texts
 

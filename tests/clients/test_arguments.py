@@ -4,7 +4,6 @@ import asyncio
 import json
 import math
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -20,22 +19,10 @@ from care_client import (
     InvalidResponseError,
 )
 from tests.clients.server import ANSWER, head, serving
-from tests.clients.transport import Script, answer
+from tests.clients.transport import Script, answer, both, call
 
-both = pytest.mark.parametrize("kind", ["sync", "async"])
 # Text with an unpaired surrogate is no Unicode.
 LONE = "头\ud800痛"
-
-
-def call(
-    kind: str, respond: Callable[[httpx2.Request], Any], method: str, *args: Any, **options: Any
-) -> Any:
-    """Calls a method of a client of either kind, of which `respond` answers requests."""
-    transport = httpx2.MockTransport(respond)
-    if kind == "sync":
-        return getattr(Client(http=httpx2.Client(transport=transport)), method)(*args, **options)
-    client = AsyncClient(http=httpx2.AsyncClient(transport=transport))
-    return asyncio.run(getattr(client, method)(*args, **options))
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
@@ -117,7 +104,7 @@ def test_a_wrong_argument_of_a_call_is_an_error_and_nothing_is_sent(
 ) -> None:
     script = Script()
     with pytest.raises(InvalidRequestError) as caught:
-        call(kind, script, method, *args, **options)
+        call(script, kind, method, *args, **options)
     assert caught.value.code == "invalid_request" and not script.requests
     assert not field or [each.field for each in caught.value.errors] == [field]
     assert "痛" not in f"{caught.value}{caught.value.__cause__}"
@@ -148,7 +135,7 @@ def test_any_arguments_raise_nothing_foreign(
         options.pop("batch", None)
     body = {"hits": [], "results": [{"hits": []}] * 500, "data": [], "id": "1"}
     try:
-        call("sync", lambda _: httpx2.Response(200, json=body), method, argument, **options)
+        call(lambda _: httpx2.Response(200, json=body), "sync", method, argument, **options)
     except CareClientError as error:
         assert error.code in ("invalid_request", "invalid_response")
 
@@ -173,7 +160,7 @@ def test_a_response_of_another_shape_is_an_error(kind: str, content: bytes, stat
     with pytest.raises(CareClientError) as caught:
         headers = {"Retry-After": "9" * 400}
         response = httpx2.Response(status, content=content, headers=headers)
-        call(kind, lambda _: response, "search", "问题")
+        call(lambda _: response, kind, "search", "问题")
     assert caught.value.status == status
     assert caught.value.code == ("invalid_response" if status == 200 else f"http_{status}")
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -22,10 +21,9 @@ from care_client import (
     ServerError,
     UnavailableError,
 )
-from tests.clients.transport import Answer, Script, answer, problem
+from tests.clients.transport import Answer, Script, answer, both, call, problem
 
 QUERY = "高血压能喝咖啡吗"
-Kind = Callable[..., Any]
 
 
 @pytest.fixture
@@ -39,23 +37,6 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(time, "sleep", waited.append)
     monkeypatch.setattr(asyncio, "sleep", sleep)
     return waited
-
-
-def call(script: Script, kind: str, method: str, *args: Any, **options: Any) -> Any:
-    """Calls a method of a client of either kind."""
-    settings = {name: options.pop(name) for name in ("api_key", "retries") if name in options}
-    if kind == "sync":
-        with script.client(**settings) as client:
-            return getattr(client, method)(*args, **options)
-
-    async def run() -> Any:
-        async with script.async_client(**settings) as client:
-            return await getattr(client, method)(*args, **options)
-
-    return asyncio.run(run())
-
-
-both = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
 @both

@@ -1,13 +1,16 @@
-"""A transport whose answers are scripted, and waits that take no time."""
+"""Calls of clients of both kinds over a transport whose answers are scripted."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx2
+import pytest
 
 from care_client import AsyncClient, Client
 
 Answer = httpx2.Response | Exception
+both = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
 class Recorded(BaseException):
@@ -53,6 +56,22 @@ class Script:
     def async_client(self, **options: Any) -> AsyncClient:
         http = httpx2.AsyncClient(transport=httpx2.MockTransport(self))
         return AsyncClient(http=http, **options)
+
+
+def call(respond: Callable[..., Any], kind: str, method: str, *args: Any, **options: Any) -> Any:
+    """Calls a method of a client of either kind, of which `respond` answers requests."""
+    transport = httpx2.MockTransport(respond)
+    settings = {name: options.pop(name) for name in ("api_key", "retries") if name in options}
+    if kind == "sync":
+        with Client(http=httpx2.Client(transport=transport), **settings) as client:
+            return getattr(client, method)(*args, **options)
+
+    async def run() -> Any:
+        http = httpx2.AsyncClient(transport=transport)
+        async with AsyncClient(http=http, **settings) as client:
+            return await getattr(client, method)(*args, **options)
+
+    return asyncio.run(run())
 
 
 def problem(status: int, code: str, headers: dict[str, str] | None = None, **fields: Any) -> Answer:

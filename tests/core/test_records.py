@@ -1,14 +1,18 @@
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from core.errors import DataError
 from core.records import (
     MAX_LINE_BYTES,
+    Triple,
     duplicate_error,
+    parse_yaml,
     read_jsonl,
     read_text,
+    read_triples,
     read_tsv,
     record_id,
     string,
@@ -121,3 +125,54 @@ def test_quotes_of_tables_have_no_meaning(tmp_path: Path) -> None:
         with raises(DataError, "bad_record", line=1):
             write_tsv(tmp_path / "b.tsv", [(wrong, 1)])
     assert not (tmp_path / "b.tsv").exists()
+
+
+def test_texts_of_triples_are_normalised_and_documents_may_have_a_title(tmp_path: Path) -> None:
+    document = {"title": "题", "text": "第1段"}
+    records = [{"query": " 问  题 ", "positives": [document], "negatives": ["乙"]}, {"query": "问"}]
+    path = tmp_path / "t.jsonl"
+    write_jsonl(path, records)
+    assert list(read_triples(path)) == [
+        (1, Triple("问 题", ("题\n第1段",), ("乙",))),
+        (2, Triple("问", ())),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"query": " "}, "query"),
+        ({"positives": "甲"}, "positives"),
+        ({"positives": [{"title": "题"}]}, "positives"),
+        ({"negatives": [""]}, "negatives"),
+    ],
+)
+def test_empty_and_other_values_of_triples_are_errors(
+    tmp_path: Path, change: dict[str, Any], field: str
+) -> None:
+    path = tmp_path / "t.jsonl"
+    write_jsonl(path, [{"query": "问", "positives": ["甲"]} | change])
+    with raises(DataError, "bad_field", path=path, line=1, field=field):
+        list(read_triples(path))
+
+
+def test_values_of_yaml_are_plain() -> None:
+    assert parse_yaml("a: [1, 头痛]\nb: {c: null}") == {"a": [1, "头痛"], "b": {"c": None}}
+    assert parse_yaml("") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1, 2",
+        "[" * 100_000,
+        "1" * 10_000,
+        "2026-99-99",
+        "\0",
+        "!!python/object/apply:os.getcwd []",
+    ],
+    ids=["open", "deep", "long number", "no date", "control", "object"],
+)
+def test_what_is_no_yaml_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_yaml(text)

@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import write_jsonl
+from core.types import Document
+from evaluation.beir import write_beir
 
 DOCUMENTS = {
     "d1": "高血压患者可以吃党参，但要注意血压变化。",
@@ -18,15 +19,10 @@ QUERIES = {"q1": "高血压能不能吃党参？", "q2": "孩子发烧怎么办"
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A BEIR folder of five documents and two queries, and one wrong judgement."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    write_jsonl(folder / "corpus.jsonl", [{"_id": k, "text": v} for k, v in DOCUMENTS.items()])
-    write_jsonl(folder / "queries.jsonl", [{"_id": k, "text": v} for k, v in QUERIES.items()])
-    (folder / "qrels").mkdir()
-    (folder / "qrels" / "test.tsv").write_text(
-        "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td3\t1\nq2\td4\t1\n", encoding="utf-8"
-    )
-    return folder
+    documents = [Document(id_, text) for id_, text in DOCUMENTS.items()]
+    qrels = {"q1": {"d1": 1, "d3": 1}, "q2": {"d4": 1}}
+    write_beir(tmp_path / "data", "test", documents, QUERIES, qrels)
+    return tmp_path / "data"
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ import pytest
 
 from core.errors import CareError
 from core.types import Document
-from curation.audit import audit
 from curation.benchmark import build_benchmark, refined, rerank_set
-from curation.config import AuditConfig, BenchmarkConfig, Rerank
+from curation.config import BenchmarkConfig, Rerank
 from curation.judging import Judged, Judgement
 from curation.ledger import BudgetError, LanguageModelError
 from evaluation.beir import read_qrels, read_queries
@@ -157,22 +156,6 @@ def test_passages_of_the_rerank_set_have_their_titles(facts: dict[str, Any]) -> 
     (row,) = lines(facts["output"] / "rerank/test.jsonl")
     assert row["positives"] == [f"{title}\n{DOCUMENTS['d1']}"]
     assert set(row["negatives"]) <= {f"{title}\n{text}" for text in DOCUMENTS.values()}
-
-
-def test_whole_numbers_are_ids_from_corpus_to_judgements(facts: dict[str, Any], data: Path) -> None:
-    documents = [{"_id": i, "text": text} for i, text in enumerate(DOCUMENTS.values())]
-    queries = [{"_id": 10 + i, "text": text} for i, text in enumerate(QUERIES.values())]
-    write_jsonl(facts["corpus"], documents)
-    write_jsonl(facts["queries"], queries)
-    run(BenchmarkConfig, build_benchmark, facts, "first")
-    retrieval = facts["output"] / "retrieval"
-    qrels = read_qrels(retrieval / "qrels/test.tsv")
-    assert qrels == {"10": {"0": 1, "4": 1}, "11": {"3": 1}}
-    assert list(read_retrieval(retrieval, "test").queries) == ["10", "11"]
-
-    facts |= {"output": data / "audit", "qrels": retrieval / "qrels/test.tsv"}
-    statistics, _ = run(AuditConfig, audit, facts, "first")
-    assert (statistics["false_positives"], statistics["false_negatives"]) == (0, 0)
 
 
 def test_a_missing_api_key_is_found_before_encoding(facts: dict[str, Any]) -> None:

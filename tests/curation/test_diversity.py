@@ -20,8 +20,9 @@ from curation.diversity import (
     diversify,
     diversify_file,
 )
-from curation.retrieval import encode
 from evaluation.beir import read_queries
+from evaluation.dense import encode
+from models.pairs import load_pair
 from tests.conftest import write_jsonl
 from tests.errors import raises
 
@@ -184,7 +185,7 @@ def test_thresholds_belong_to_an_encoder(tmp_path: Path) -> None:
     # Table 10 of the paper.
     assert THRESHOLDS["gte-multilingual-base"] == {"queries": 0.85, "documents": 0.78}
     queries = read_queries(SAMPLE / "queries.jsonl").values()
-    found = distinct_threshold(encode("care-mini", "query", list(queries), tmp_path))
+    found = distinct_threshold(encode(load_pair("care-mini"), "query", list(queries), tmp_path))
     assert THRESHOLDS["care-mini"]["queries"] == pytest.approx(found + 0.005, abs=0.005)
     texts = write_jsonl(tmp_path / "texts.jsonl", [{"text": "甲"}])
     with raises(CareError, code="no_threshold", pair="bge-m3"):

@@ -67,18 +67,29 @@ def models(tmp_path: Path, *endpoints: Endpoint, **options: Any) -> LanguageMode
     return LanguageModels(endpoints, tmp_path / "calls.sqlite", **options)
 
 
-def test_answers_come_in_the_order_of_the_questions(serve: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def ask(tmp_path: Path) -> Any:
+    """Asks an endpoint, by default one question; returns answers, costs and invalid answers."""
+
+    def run(asked: Endpoint, *questions: Callable[[], Question[Colour]], **options: Any) -> Any:
+        with models(tmp_path, asked, **options) as llm:
+            answers = llm.ask({asked.name: questions or [question()]}, "test")
+            return answers[asked.name], llm.costs()[asked.name], llm.invalid
+
+    return run
+
+
+def test_answers_come_in_the_order_of_the_questions(serve: Any, ask: Any) -> None:
     recorder, url = serve(lambda body, *_: json.dumps({"colour": body["messages"][1]["content"]}))
     texts = [f"q{i}" for i in range(30)]
-    with models(tmp_path, endpoint(url, concurrency=5)) as llm:
-        answers = llm.ask({"judge": [question(text) for text in texts]}, "test")["judge"]
+    answers, *_ = ask(endpoint(url, concurrency=5), *map(question, texts))
     assert [answer and answer.colour for answer in answers] == texts
     sent = recorder.bodies[0]
     assert sent["response_format"]["json_schema"]["schema"] == Colour.model_json_schema()
     assert (sent["temperature"], sent["max_tokens"]) == (0, 512)
 
 
-def test_concurrency_is_limited(serve: Any, tmp_path: Path) -> None:
+def test_concurrency_is_limited(serve: Any, ask: Any) -> None:
     lock, now, most = threading.Lock(), 0, 0
 
     def respond(*_: object) -> str:
@@ -92,18 +103,15 @@ def test_concurrency_is_limited(serve: Any, tmp_path: Path) -> None:
         return BLUE
 
     _, url = serve(respond)
-    with models(tmp_path, endpoint(url, concurrency=3)) as llm:
-        llm.ask({"judge": [question(str(i)) for i in range(20)]}, "test")
+    ask(endpoint(url, concurrency=3), *map(question, map(str, range(20))))
     assert most == 3
 
 
-def test_answers_in_the_ledger_are_reused(serve: Any, tmp_path: Path) -> None:
+def test_answers_in_the_ledger_are_reused(serve: Any, ask: Any) -> None:
     recorder, url = serve(lambda *_: BLUE)
     for _ in range(2):
-        with models(tmp_path, endpoint(url)) as llm:
-            # Equal concurrent questions are one call.
-            llm.ask({"judge": [question("a"), question("a"), question("b")]}, "test")
-            costs = llm.costs()["judge"]
+        # Equal concurrent questions are one call.
+        _, costs, _ = ask(endpoint(url), question("a"), question("a"), question("b"))
     assert sorted(recorder.asked.values()) == [1, 1]
     assert (costs["calls"], costs["answered"], costs["reused"]) == (2, 2, 3)
 
@@ -112,21 +120,18 @@ def test_answers_in_the_ledger_are_reused(serve: Any, tmp_path: Path) -> None:
     "change", [{"model": "other"}, {"temperature": 1}, {"extra_body": {"x": 1}}, {"name": "other"}]
 )
 def test_calls_with_different_content_are_not_reused(
-    serve: Any, tmp_path: Path, change: dict[str, Any]
+    serve: Any, ask: Any, change: dict[str, Any]
 ) -> None:
     recorder, url = serve(lambda *_: BLUE)
     for changes in ({}, change):
-        asked = endpoint(url, **changes)
-        with models(tmp_path, asked) as llm:
-            llm.ask({asked.name: [question()]}, "test")
+        ask(endpoint(url, **changes))
     assert len(recorder.bodies) == 2
 
 
-def test_the_address_is_not_part_of_the_key(serve: Any, tmp_path: Path) -> None:
+def test_the_address_is_not_part_of_the_key(serve: Any, ask: Any) -> None:
     (_, first), (second, other) = serve(lambda *_: BLUE), serve(lambda *_: BLUE)
     for url in (first, other):
-        with models(tmp_path, endpoint(url)) as llm:
-            llm.ask({"judge": [question()]}, "test")
+        ask(endpoint(url))
     assert not second.bodies
 
 
@@ -141,39 +146,33 @@ def test_the_address_is_not_part_of_the_key(serve: Any, tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_answer_is_repeated_with_its_error(
-    serve: Any, tmp_path: Path, bad: str, complaint: str
+    serve: Any, ask: Any, bad: str, complaint: str
 ) -> None:
     recorder, url = serve(lambda body, *_: bad if len(body["messages"]) == 2 else BLUE)
-    with models(tmp_path, endpoint(url)) as llm:
-        (answer,) = llm.ask({"judge": [question()]}, "test")["judge"]
-        assert not llm.invalid
-    assert answer == Colour(colour="blue")
+    answers, _, invalid = ask(endpoint(url))
+    assert (answers, invalid) == ([Colour(colour="blue")], [])
     *_, given, again = recorder.bodies[1]["messages"]
     assert given == {"role": "assistant", "content": bad}
     assert again["content"].startswith(complaint)
 
 
-def test_invalid_answers_are_recorded(serve: Any, tmp_path: Path) -> None:
+def test_invalid_answers_are_recorded(serve: Any, ask: Any) -> None:
     recorder, url = serve(lambda body, *_: BLUE if body["messages"][1]["content"] == "sky" else "?")
     for _ in range(2):
-        with models(tmp_path, endpoint(url), attempts=2) as llm:
-            answers = llm.ask({"judge": [question("fog"), question()]}, "test")["judge"]
-            (invalid,) = llm.invalid
-            costs = llm.costs()
+        answers, costs, (invalid,) = ask(endpoint(url), question("fog"), question(), attempts=2)
     assert answers == [None, Colour(colour="blue")]
     assert (invalid.endpoint, invalid.id) == ("judge", "fog")
     assert [tried["text"] for tried in invalid.tried] == ["?", "?"]
     assert all(tried["complaint"] for tried in invalid.tried)
     assert len(recorder.bodies) == 3
-    assert costs["all"]["invalid"] == 1
+    assert costs["invalid"] == 1
 
 
-def test_an_answer_in_a_fence_and_a_check_of_code(serve: Any, tmp_path: Path) -> None:
+def test_an_answer_in_a_fence_and_a_check_of_code(serve: Any, ask: Any) -> None:
     fenced = {2: '```json\n{"colour": "red"}\n```', 4: f"```\n{BLUE}\n```"}
     _, url = serve(lambda body, *_: fenced[len(body["messages"])])
     asked = question(check=lambda answer: "red is no colour" if answer.colour == "red" else "")
-    with models(tmp_path, endpoint(url)) as llm:
-        assert llm.ask({"judge": [asked]}, "test")["judge"] == [Colour(colour="blue")]
+    assert ask(endpoint(url), asked)[0] == [Colour(colour="blue")]
 
 
 def reject(status: int, headers: dict[str, str] | None = None) -> Callable[..., str | None]:
@@ -214,20 +213,15 @@ def other_content(body: Any, handler: Any, before: int) -> str | None:
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     ("respond", "lost"),
-    [
-        (reject(503), 0),
-        (cut, 1),
-        (other_content, 1),
-    ],
+    [(reject(503), 0), (cut, 1), (other_content, 1)],
     ids=["503", "cut", "other content"],
 )
 def test_a_call_that_is_retried_has_a_cost(
-    serve: Any, tmp_path: Path, respond: Callable[..., str | None], lost: int
+    serve: Any, ask: Any, respond: Callable[..., str | None], lost: int
 ) -> None:
     _, url = serve(respond)
-    with models(tmp_path, endpoint(url)) as llm:
-        assert llm.ask({"judge": [question()]}, "test")["judge"] == [Colour(colour="blue")]
-        costs = llm.costs()["judge"]
+    answers, costs, _ = ask(endpoint(url))
+    assert answers == [Colour(colour="blue")]
     assert (costs["calls"], costs["answered"]) == (2, 1)
     assert (costs["lost"], costs["failed"]) == (lost, 1 - lost)
     # A lost call may have been charged: it counts with the most tokens that it could use.
@@ -236,7 +230,7 @@ def test_a_call_that_is_retried_has_a_cost(
 
 @pytest.mark.parametrize("form", ["number", "date"])
 def test_retry_after_is_respected(
-    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+    serve: Any, ask: Any, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     waits: list[float] = []
     sleep = asyncio.sleep
@@ -248,93 +242,69 @@ def test_retry_after_is_respected(
     monkeypatch.setattr(asyncio, "sleep", at_once)
     wait = {"number": "100", "date": formatdate(time.time() + 100, usegmt=True)}[form]
     _, url = serve(reject(429, {"Retry-After": wait}))
-    with models(tmp_path, endpoint(url)) as llm:
-        llm.ask({"judge": [question()]}, "test")
+    ask(endpoint(url))
     assert 90 < max(waits) <= 100
 
 
-def test_a_long_retry_after_stops_the_command(serve: Any, tmp_path: Path) -> None:
+def test_a_long_retry_after_stops_the_command(serve: Any, ask: Any) -> None:
     recorder, url = serve(reject(503, {"Retry-After": "601"}))
-    with (
-        models(tmp_path, endpoint(url)) as llm,
-        raises(LanguageModelError, code="language_model_failed", endpoint="judge", wait=601.0),
-    ):
-        llm.ask({"judge": [question()]}, "test")
+    with raises(LanguageModelError, code="language_model_failed", endpoint="judge", wait=601.0):
+        ask(endpoint(url))
     assert len(recorder.bodies) == 1
 
 
-def test_repeated_failures_stop_the_command(serve: Any, tmp_path: Path) -> None:
+def test_repeated_failures_stop_the_command(serve: Any, ask: Any) -> None:
     def respond(_: object, handler: Any, __: int) -> None:
         send_json(handler, 500, {})
 
     _, url = serve(respond)
-    with (
-        models(tmp_path, endpoint(url, retries=2)) as llm,
-        raises(LanguageModelError, code="language_model_failed", endpoint="judge", attempts=3),
-    ):
-        llm.ask({"judge": [question()]}, "test")
+    with raises(LanguageModelError, code="language_model_failed", endpoint="judge", attempts=3):
+        ask(endpoint(url, retries=2))
 
 
-def test_an_unreachable_endpoint_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreachable_endpoint_is_reported(ask: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
-    with (
-        models(tmp_path, endpoint(url, retries=2)) as llm,
-        raises(LanguageModelError, code="language_model_failed"),
-    ):
-        llm.ask({"judge": [question(str(i)) for i in range(20)]}, "test")
+    with raises(LanguageModelError, code="language_model_failed"):
+        ask(endpoint(url, retries=2), *map(question, map(str, range(20))))
     # During the retries, and once for all waiting calls.
     assert capsys.readouterr().err.count(f"{url} (judge) ") == 1
 
 
-def test_a_permanent_failure_ends_the_run(serve: Any, tmp_path: Path) -> None:
+def test_a_permanent_failure_ends_the_run(serve: Any, ask: Any) -> None:
     recorder, url = serve(reject(400))
-    with (
-        models(tmp_path, endpoint(url, concurrency=1)) as llm,
-        raises(LanguageModelError, code="request_rejected", endpoint="judge", status=400),
-    ):
-        llm.ask({"judge": [question("a"), question("b")]}, "test")
+    with raises(LanguageModelError, code="request_rejected", endpoint="judge", status=400):
+        ask(endpoint(url, concurrency=1), question("a"), question("b"))
     assert len(recorder.bodies) == 1
 
 
-def test_a_rejected_question_has_no_answer(serve: Any, tmp_path: Path) -> None:
-    def respond(body: Any, handler: Any, _: int) -> str | None:
-        if body["messages"][1]["content"] != "long":
-            return BLUE
-        send_json(handler, 400, {"error": {"message": "too long"}})
-        return None
+def reject_long(body: Any, handler: Any, _: int) -> str | None:
+    if body["messages"][1]["content"] != "long":
+        return BLUE
+    send_json(handler, 400, {"error": {"message": "too long"}})
+    return None
 
-    recorder, url = serve(respond)
+
+def test_a_rejected_question_has_no_answer(serve: Any, ask: Any) -> None:
+    recorder, url = serve(reject_long)
     for _ in range(2):
-        with models(tmp_path, endpoint(url, concurrency=1)) as llm:
-            asked = [question("a"), question("long"), question("b")]
-            answers = llm.ask({"judge": asked}, "test")["judge"]
-            assert "too long" in llm.invalid[0].tried[0]["complaint"]
+        answers, _, invalid = ask(endpoint(url, concurrency=1), *map(question, ("a", "long", "b")))
+        assert "too long" in invalid[0].tried[0]["complaint"]
     assert [answer is None for answer in answers] == [False, True, False]
     assert len(recorder.bodies) == 3
 
 
-def test_a_rejection_after_a_kill_concerns_the_question(serve: Any, tmp_path: Path) -> None:
+def test_a_rejection_after_a_kill_concerns_the_question(serve: Any, ask: Any) -> None:
     """Answers from before the kill show that the endpoint works."""
-
-    def respond(body: Any, handler: Any, _: int) -> str | None:
-        if body["messages"][1]["content"] != "long":
-            return BLUE
-        send_json(handler, 400, {"error": {"message": "too long"}})
-        return None
-
-    _, url = serve(respond)
+    _, url = serve(reject_long)
     for texts in (["a"], ["a", "long"]):
-        with models(tmp_path, endpoint(url, concurrency=1)) as llm:
-            answers = llm.ask({"judge": [question(text) for text in texts]}, "test")["judge"]
+        answers, *_ = ask(endpoint(url, concurrency=1), *map(question, texts))
     assert [answer is None for answer in answers] == [False, True]
 
 
 def test_a_key_is_read_from_the_environment(
-    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Any, ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
 
@@ -344,39 +314,31 @@ def test_a_key_is_read_from_the_environment(
 
     _, url = serve(respond)
     with raises(LanguageModelError, code="missing_api_key", variable="MY_KEY", endpoint="judge"):
-        models(tmp_path, endpoint(url, api_key_env="MY_KEY"))
+        ask(endpoint(url, api_key_env="MY_KEY"))
     monkeypatch.setenv("MY_KEY", "sk-1")
-    with models(tmp_path, endpoint(url, api_key_env="MY_KEY")) as llm:
-        llm.ask({"judge": [question()]}, "test")
+    ask(endpoint(url, api_key_env="MY_KEY"))
     assert seen == ["Bearer sk-1"]
     assert b"sk-1" not in (tmp_path / "calls.sqlite").read_bytes()
 
 
-def test_the_budget_of_calls_is_not_exceeded_and_can_be_increased(
-    serve: Any, tmp_path: Path
-) -> None:
+def test_the_budget_of_calls_is_not_exceeded_and_can_be_increased(serve: Any, ask: Any) -> None:
     recorder, url = serve(lambda *_: BLUE)
-    asked = {"judge": [question(str(i)) for i in range(10)]}
-    with (
-        models(tmp_path, endpoint(url), budget=Budget(calls=4)) as llm,
-        raises(BudgetError, code="budget_spent", calls=4),
-    ):
-        llm.ask(asked, "test")
+    asked = [question(str(i)) for i in range(10)]
+    with raises(BudgetError, code="budget_spent", calls=4):
+        ask(endpoint(url), *asked, budget=Budget(calls=4))
     assert len(recorder.bodies) == 4
-    with models(tmp_path, endpoint(url), budget=Budget(calls=10)) as llm:
-        assert None not in llm.ask(asked, "test")["judge"]
+    assert None not in ask(endpoint(url), *asked, budget=Budget(calls=10))[0]
     assert set(recorder.asked.values()) == {1}
 
 
-def test_the_budget_of_tokens_is_not_exceeded_and_is_used(serve: Any, tmp_path: Path) -> None:
+def test_the_budget_of_tokens_is_not_exceeded_and_is_used(
+    serve: Any, ask: Any, tmp_path: Path
+) -> None:
     recorder, url = serve(lambda *_: BLUE)
-    asked = {"judge": [question(str(i)) for i in range(100)]}
+    asked = [question(str(i)) for i in range(100)]
     # A call uses 34 tokens here and could use about 350.
-    with (
-        models(tmp_path, endpoint(url, max_tokens=50), budget=Budget(tokens=1000)) as llm,
-        raises(BudgetError, code="budget_spent", tokens=1000),
-    ):
-        llm.ask(asked, "test")
+    with raises(BudgetError, code="budget_spent", tokens=1000):
+        ask(endpoint(url, max_tokens=50), *asked, budget=Budget(tokens=1000))
     with models(tmp_path, endpoint(url)) as llm:
         costs = llm.costs()["judge"]
     used = costs["prompt_tokens"] + costs["answer_tokens"]
@@ -407,7 +369,7 @@ with models(Path(sys.argv[1]), endpoint(sys.argv[2], concurrency=2)) as llm:
 
 @pytest.mark.e2e
 def test_a_killed_command_resumes_without_repeating_answered_calls(
-    serve: Any, tmp_path: Path
+    serve: Any, ask: Any, tmp_path: Path
 ) -> None:
     held, release = threading.Event(), threading.Event()
     answered = []
@@ -433,9 +395,7 @@ def test_a_killed_command_resumes_without_repeating_answered_calls(
     release.set()
     before = set(answered)
 
-    with models(tmp_path, endpoint(url, concurrency=2)) as llm:
-        answers = llm.ask({"judge": [question(str(i)) for i in range(20)]}, "test")["judge"]
-        costs = llm.costs()["judge"]
+    answers, costs, _ = ask(endpoint(url, concurrency=2), *map(question, map(str, range(20))))
     assert None not in answers
     asked = {key.split()[1]: times for key, times in recorder.asked.items()}
     assert all(asked[text] == 1 for text in before)

@@ -7,7 +7,7 @@ import pytest
 
 from core.errors import CareError
 from core.records import read_jsonl
-from curation.annotation import annotate
+from curation.benchmark import annotate
 from curation.config import AnnotationConfig, Language
 from curation.prompts import Prompt, Prompts
 from curation.sts import write_sts

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from evaluation.comparison import compare_runs, run_name
+from evaluation.metrics import read_run
 from evaluation.statistics import mean_interval, paired_difference
-from evaluation.trec import read_run
 
 QRELS = {"q1": {"a": 1}, "q2": {"b": 1, "x": 0}}
 RUNS = {

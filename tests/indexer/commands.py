@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from core.cli import run
 from core.errors import CareError
+from core.terminal import run
 from core.types import Query
 from core.versions import IndexFolder
 from core.writes import Write

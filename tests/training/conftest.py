@@ -1,6 +1,6 @@
 """Fixtures of the training tests; those that need torch import it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +8,17 @@ import pytest
 import yaml
 
 from core.encoders import Pair
+from evaluation.beir import write_split
 from models.pairs import load_pair
 from tests.conftest import write_jsonl
 from training.recipe import load_recipe
 
 RunRecipe = Callable[..., Path]
+# Questions and judgements of `two_sources`.
+OF_TWO_SOURCES = (
+    {"a": "高血压吃什么？", "b": "这种病怎么治？"},
+    {"a": {"t1": 1}, "b": {"h1": 1}},
+)
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +44,20 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("embedded")
     prepare(EncoderInit(start="embedded", pooling="mean"), "query", out)
     return out
+
+
+@pytest.fixture
+def two_sources(tmp_path: Path) -> Path:
+    """Passages of patients, which may train a model, and of a knowledge base, which may not."""
+    documents = [
+        ("t1", "清淡饮食，按时服用降压药。", "patient-qa"),
+        ("t2", "绝对不会出现的句子。", "patient-qa"),
+        ("h1", "建议手术治疗，并使用抗生素控制感染。", "knowledge-qa"),
+    ]
+    corpus = [{"_id": i, "text": t, "metadata": {"source": s}} for i, t, s in documents]
+    write_jsonl(tmp_path / "corpus.jsonl", corpus)
+    write_split(tmp_path, "train", *OF_TWO_SOURCES)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")
@@ -92,17 +112,6 @@ def run_recipe(tmp_path: Path) -> RunRecipe:
 def write_recipe(path: Path, recipe: dict[str, Any]) -> Path:
     path.write_text(yaml.safe_dump(recipe, allow_unicode=True), encoding="utf-8")
     return path
-
-
-def write_split(
-    folder: Path, split: str, queries: Mapping[str, str], judged: Iterable[tuple[str, str, int]]
-) -> None:
-    """Writes the queries and judgements of a split into the folder of a corpus."""
-    records = [{"_id": id_, "text": text} for id_, text in queries.items()]
-    write_jsonl(folder / f"{split}.queries.jsonl", records)
-    rows = "".join(f"{query}\t{document}\t{score}\n" for query, document, score in judged)
-    header = "query-id\tcorpus-id\tscore\n"
-    (folder / f"{split}.qrels.tsv").write_text(header + rows, encoding="utf-8")
 
 
 def pair_of(run_folder: Path) -> Pair:

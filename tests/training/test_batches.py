@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from core.records import Triple
 from training.batches import BatchPlan, PairCollator
-from training.corpus import Corpus, Example
+from training.corpus import Corpus
 from training.encoder import Tokens
 
 pytestmark = pytest.mark.train
@@ -14,9 +15,9 @@ def tokens_of(count: int) -> Tokens:
 
 def test_a_batch_holds_each_document_once_and_knows_all_positives() -> None:
     found = [
-        Example("a", ("x", "y"), ("z",)),
-        Example("b", ("y",), ("x",)),
-        Example("c", ("z",)),
+        Triple("a", ("x", "y"), ("z",)),
+        Triple("b", ("y",), ("x",)),
+        Triple("c", ("z",)),
     ]
     corpus = Corpus.of(found)
     texts_of = {
@@ -33,7 +34,7 @@ def test_a_batch_holds_each_document_once_and_knows_all_positives() -> None:
 
 
 def test_all_documents_can_be_in_each_batch() -> None:
-    corpus = Corpus.of([Example("a", ("x",)), Example("b", ("y",)), Example("c", ("z",))])
+    corpus = Corpus.of([Triple("a", ("x",)), Triple("b", ("y",)), Triple("c", ("z",))])
     vectors = np.eye(3, dtype=np.float32)
     texts_of = {"query": tokens_of(3), "document": vectors}
     batch = PairCollator(corpus, texts_of, 0, seed=0, all_documents=True)([(0, 1), (0, 2)])
@@ -43,7 +44,7 @@ def test_all_documents_can_be_in_each_batch() -> None:
 
 
 def test_negatives_are_sampled_by_seed_and_epoch() -> None:
-    corpus = Corpus.of([Example("a", ("x",), tuple("bcdefghijk"))])
+    corpus = Corpus.of([Triple("a", ("x",), tuple("bcdefghijk"))])
     texts_of = {"query": tokens_of(1), "document": tokens_of(11)}
 
     def drawn(seed: int, epoch: int) -> list[int]:

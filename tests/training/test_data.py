@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from core.errors import DataError
+from core.records import Triple
+from evaluation.beir import write_split
 from tests.conftest import write_jsonl
 from tests.errors import raises
-from tests.training.conftest import write_split
-from training.corpus import Example, Text
+from training.corpus import Text
 from training.data import in_part, read_dev, read_examples, read_texts, stream_documents
 from training.errors import TrainingError
 from training.schema import DataEntry, Dev, Part
@@ -16,7 +17,7 @@ from training.schema import DataEntry, Dev, Part
 NONE: frozenset[str] = frozenset()
 
 
-def examples(held_out: frozenset[str] = NONE, **entry: Any) -> list[Example]:
+def examples(held_out: frozenset[str] = NONE, **entry: Any) -> list[Triple]:
     return read_examples([DataEntry.model_validate(entry)], held_out, {})[0]
 
 
@@ -39,34 +40,20 @@ def beir(tmp_path: Path) -> Path:
     ]
     write_jsonl(folder / "corpus.jsonl", documents)
     queries = {f"q{i}": f"问{i}" for i in range(4)}
-    judged = [("q0", "d0", 2), ("q0", "d1", 0), ("q1", "d1", 1), ("q1", "d2", 1), ("q2", "d5", 1)]
-    write_split(folder, "train", queries, judged)
+    qrels = {"q0": {"d0": 2, "d1": 0}, "q1": {"d1": 1, "d2": 1}, "q2": {"d5": 1}}
+    write_split(folder, "train", queries, qrels)
     return folder
 
 
 def test_a_beir_folder_is_read_as_examples(beir: Path) -> None:
     assert examples(beir=str(beir)) == [
-        Example("问0", ("标题\n文0。第二句。",), ("文1。第二句。",)),
-        Example("问1", ("文1。第二句。", "文2。第二句。")),
-        Example("问2", ("文5。第二句。",)),
+        Triple("问0", ("标题\n文0。第二句。",), ("文1。第二句。",)),
+        Triple("问1", ("文1。第二句。", "文2。第二句。")),
+        Triple("问2", ("文5。第二句。",)),
     ]
     # Documents of another source are not positives, and their queries are skipped.
     found = examples(beir=str(beir), where={"source": "a"})
     assert [example.query for example in found] == ["问0", "问1"]
-
-
-def test_beir_folders_may_have_integer_ids(tmp_path: Path) -> None:
-    """queries.jsonl holds the queries of all splits, qrels/SPLIT.tsv the judgements of each."""
-    write_jsonl(tmp_path / "corpus.jsonl", [{"_id": i, "text": f"文{i}"} for i in range(3)])
-    write_jsonl(tmp_path / "queries.jsonl", [{"_id": i, "text": f"问{i}"} for i in range(2)])
-    (tmp_path / "qrels").mkdir()
-    header = "query-id\tcorpus-id\tscore\n"
-    (tmp_path / "qrels" / "train.tsv").write_text(f"{header}0\t2\t1\n")
-    (tmp_path / "qrels" / "test.tsv").write_text(f"{header}1\t0\t1\n")
-    assert examples(beir=str(tmp_path)) == [Example("问0", ("文2",))]
-    assert [t.text for t in texts(beir=str(tmp_path), roles=["query"])] == ["问0"]
-    dev = read_dev(Dev(beir=str(tmp_path), split="test"))
-    assert (dev.queries, dev.qrels) == ({"1": "问1"}, {"1": {"0": 1}})
 
 
 def test_held_out_queries_are_dropped_and_counted(beir: Path) -> None:
@@ -126,7 +113,7 @@ def test_texts_and_pairs_by_fields(tmp_path: Path) -> None:
     path = str(write_jsonl(tmp_path / "x.jsonl", records))
     assert [t.text for t in texts(texts=path, fields=["a", "b"])] == ["一", "二", "三"]
     assert texts(texts=path, fields=["b"], role="document") == [Text("document", "二")]
-    assert examples(pairs=path, fields=["a", "b"])[0] == Example("一", ("二",))
+    assert examples(pairs=path, fields=["a", "b"])[0] == Triple("一", ("二",))
 
 
 def test_words_of_a_list_are_examples_of_their_terms(tmp_path: Path) -> None:
@@ -134,9 +121,9 @@ def test_words_of_a_list_are_examples_of_their_terms(tmp_path: Path) -> None:
     path.write_text(
         "心梗\t心肌梗死\n三高\t高血压,高血脂,高血糖\n心梗塞\t心梗塞\n", encoding="utf-8"
     )
-    found = [Example("心梗", ("心肌梗死",)), Example("三高", ("高血压 高血脂",))]
+    found = [Triple("心梗", ("心肌梗死",)), Triple("三高", ("高血压 高血脂",))]
     assert examples(terms=str(path)) == found
-    assert Example("心梗", ("心肌梗死",)) in examples(terms="everyday")
+    assert Triple("心梗", ("心肌梗死",)) in examples(terms="everyday")
     with raises(DataError, code="unreadable"):
         examples(terms="everyda")
 
@@ -148,7 +135,7 @@ def test_examples_of_equal_queries_are_merged(tmp_path: Path) -> None:
         {"query": "问", "positives": ["乙"]},
     ]
     path = write_jsonl(tmp_path / "x.jsonl", records)
-    assert examples(triples=str(path)) == [Example("问", ("甲", "乙"), ("丙",))]
+    assert examples(triples=str(path)) == [Triple("问", ("甲", "乙"), ("丙",))]
 
 
 GOOD = {"query": "好", "positives": ["甲"]}
@@ -203,16 +190,7 @@ def test_other_invalid_files_are_errors_with_their_path(tmp_path: Path, beir: Pa
 @pytest.mark.parametrize(
     ("file", "record", "code", "named"),
     [
-        ("corpus", {"_id": "x", "text": 5}, "bad_field", {"line": 7, "field": "text"}),
-        ("corpus", {"_id": "x", "title": 5, "text": "a"}, "bad_field", {"field": "title"}),
-        ("corpus", {"_id": "d0", "text": "a"}, "duplicate_id", {"line": 7, "id": "d0"}),
         ("corpus", {"_id": "x", "text": " "}, "empty", {"id": "x"}),
-        (
-            "corpus",
-            {"_id": "x", "text": "a", "metadata": "b"},
-            "bad_field",
-            {"line": 7, "field": "metadata"},
-        ),
         ("train.queries", {"_id": "x", "text": 5}, "bad_field", {"line": 5, "field": "text"}),
         ("train.queries", {"_id": "x", "text": ""}, "empty", {"id": "x"}),
     ],

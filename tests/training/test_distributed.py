@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import training
+from evaluation.beir import write_split
 from tests.checkpoints import MAX_LENGTH, TEXTS, WIDTH, write_gte_mlm
 from tests.conftest import write_jsonl
 from tests.training.conftest import (
@@ -16,7 +17,6 @@ from tests.training.conftest import (
     only,
     teacher,
     write_recipe,
-    write_split,
 )
 from tests.training.gathering import Model, texts
 from tests.training.processes import run_in_two_processes
@@ -101,7 +101,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory, gte: Path, qwen3: Path, trip
     """
     folder = tmp_path_factory.mktemp("ranks")
     write_jsonl(folder / "corpus.jsonl", [{"_id": text, "text": text} for text in TEXTS])
-    write_split(folder, "dev", {"q": "发烧"}, [("q", TEXTS[3], 1)])
+    write_split(folder, "dev", {"q": "发烧"}, {"q": {TEXTS[3]: 1}})
     others = ["contrastive", "teacher", "align", "joint", "unsupervised"]
     jobs = {
         "exact": ("fp32", "float32", ["contrastive", "retromae"]),

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from core.errors import PairError
+from core.records import Triple
 from tests.checkpoints import (
     LONG,
     MAX_LENGTH,
@@ -23,7 +24,7 @@ from tests.checkpoints import (
 from tests.errors import raises
 from tests.training.encoders import check_parity, checkpoint_of
 from training.batches import PairCollator
-from training.corpus import Corpus, Example
+from training.corpus import Corpus
 from training.encoder import Encoder, EncoderCheckpoint, encode, tokenize
 from training.errors import TrainingError
 from training.objectives import Objective, contrast
@@ -32,9 +33,9 @@ from training.schema import Lora
 pytestmark = pytest.mark.train
 
 EXAMPLES = [
-    Example(TEXTS[0], (TEXTS[1], TEXTS[2]), (TEXTS[3],)),
-    Example(TEXTS[3], (TEXTS[4],), (TEXTS[5],)),
-    Example(TEXTS[5], (TEXTS[2],), ()),
+    Triple(TEXTS[0], (TEXTS[1], TEXTS[2]), (TEXTS[3],)),
+    Triple(TEXTS[3], (TEXTS[4],), (TEXTS[5],)),
+    Triple(TEXTS[5], (TEXTS[2],), ()),
 ]
 
 

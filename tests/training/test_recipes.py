@@ -4,23 +4,21 @@ import json
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 import training
 from core.encoders import Role
-from evaluation.beir import beir_paths
+from core.records import Triple
+from evaluation.beir import beir_paths, write_split
 from tests.conftest import write_jsonl
-from tests.training.conftest import write_split
-from training.corpus import Example, Text
+from tests.training.conftest import OF_TWO_SOURCES
 from training.data import entry_files, read_dev, read_examples, read_texts
 from training.recipe import Recipe, load_recipe
 from training.schema import Prompts
 from training.stages.base import Context, TrainingStage
-from training.stages.contrastive import Contrastive, Joint
-from training.stages.pretraining import RetroMae, Unsupervised
+from training.stages.contrastive import Contrastive, Joint, RetroMae, Unsupervised
 from training.stages.teacher import Align, Distill, Teacher
 
 ROOT = Path(__file__).parents[2]
@@ -145,18 +143,8 @@ def paper_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_jsonl(folder / "fine-tuning.jsonl", [triple])
     (folder / "dev").mkdir()
     write_jsonl(folder / "dev" / "corpus.jsonl", [{"_id": "d1", **document}])
-    write_split(folder / "dev", "dev", {"q1": "孩子头痛"}, [("q1", "d1", 1)])
+    write_split(folder / "dev", "dev", {"q1": "孩子头痛"}, {"q1": {"d1": 1}})
     return folder
-
-
-def test_a_teacher_of_the_paper_reads_whole_documents(paper_data: Path) -> None:
-    (teacher,) = (
-        stage
-        for stage in recipe("care-0.3b-4b", f"variables.data={paper_data}").stages
-        if isinstance(stage, Teacher)
-    )
-    texts = read_texts(teacher.data, frozenset(), {})[0]
-    assert texts == [Text("query", "头痛吃什么药"), Text("document", "头痛怎么办\n休息，多喝水。")]
 
 
 def test_the_larger_recipe_of_the_paper_trains_the_same_stages() -> None:
@@ -167,23 +155,6 @@ def test_the_larger_recipe_of_the_paper_trains_the_same_stages() -> None:
     for stage in large.stages:
         sides: list[Role] = list(getattr(stage, "train", [getattr(stage, "side", "query")]))
         assert getattr(stage, "precision", "") == ("bf16" if "document" in sides else "fp16")
-
-
-@pytest.fixture
-def two_sources(tmp_path: Path) -> Path:
-    """Passages of patients, which may train a model, and of a knowledge base, which may not."""
-
-    def passage(id_: str, text: str, source: str) -> dict[str, Any]:
-        return {"_id": id_, "title": "", "text": text, "metadata": {"source": source}}
-
-    corpus = [
-        passage("t1", "清淡饮食，按时服用降压药。", "patient-qa"),
-        passage("h1", "建议手术治疗，并使用抗生素控制感染。", "knowledge-qa"),
-    ]
-    write_jsonl(tmp_path / "corpus.jsonl", corpus)
-    queries = {"a": "高血压吃什么？", "b": "这种病怎么治？"}
-    write_split(tmp_path, "train", queries, [("a", "t1", 1), ("b", "h1", 1)])
-    return tmp_path
 
 
 def test_care_mini_is_not_trained_on_research_only_texts(two_sources: Path) -> None:
@@ -206,9 +177,8 @@ def test_care_mini_is_not_trained_on_research_only_texts(two_sources: Path) -> N
 def test_query_encoders_of_care_mini_are_not_trained_on_research_only_texts(
     two_sources: Path, name: str
 ) -> None:
-    queries = {"a": "高血压吃什么？", "b": "这种病怎么治？"}
     for split in ("train-described", "train-reworded", "train-rewrites", "train-keywords"):
-        write_split(two_sources, split, queries, [("a", "t1", 1), ("b", "h1", 1)])
+        write_split(two_sources, split, *OF_TWO_SOURCES)
     changes = [f"variables.data={two_sources}"]
     files = yaml.safe_load((RECIPES / f"{name}.yaml").read_text("utf-8"))["variables"]
     for file in files.keys() - {"pair", "data", "precision"}:
@@ -222,7 +192,7 @@ def test_query_encoders_of_care_mini_are_not_trained_on_research_only_texts(
     assert {text for pair in pairs for text in pair.positives} == taught
     assert ("reworded_questions 咋办", ("怎么办",)) in [(p.query, p.positives) for p in pairs]
     (example,) = read_examples(align.examples.data, frozenset(), {})[0]
-    assert example == Example("高血压吃什么？", ("清淡饮食，按时服用降压药。",))
+    assert example == Triple("高血压吃什么？", ("清淡饮食，按时服用降压药。",))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from care.cli.main import main
 from core.errors import CareError
 from core.files import sha256_file
 from core.locks import exclusive
+from evaluation.beir import write_split
 from models.encoders.transformers import TransformersEncoder
 from tests.checkpoints import TEXTS, WIDTH
 from tests.conftest import write_jsonl
@@ -23,7 +24,6 @@ from tests.training.conftest import (
     pair_of,
     teacher,
     write_recipe,
-    write_split,
 )
 from tests.training.runs import history_of, limit_file_size, same
 from training.errors import TrainingError
@@ -249,7 +249,7 @@ def test_a_stage_is_locked_while_it_runs(
 def beir(tmp_path: Path) -> Path:
     documents = [{"_id": f"d{i}", "title": "", "text": text} for i, text in enumerate(TEXTS)]
     write_jsonl(tmp_path / "corpus.jsonl", documents)
-    write_split(tmp_path, "dev", {"q": TEXTS[0]}, [("q", "d1", 1)])
+    write_split(tmp_path, "dev", {"q": TEXTS[0]}, {"q": {"d1": 1}})
     return tmp_path
 
 

@@ -33,7 +33,7 @@ from training.recipe import Recipe, load_recipe
 from training.run import Report, run
 from training.schema import Dev, EncoderInit, Part, Prompts
 from training.stages.base import checksums
-from training.vectors import frozen_vectors
+from training.vectors import frozen_shards
 
 MEASURES = NDCG, MAP = "nDCG@10", "MAP@10"
 SCORES, TABLE = "scores.json", "table.md"
@@ -266,7 +266,8 @@ def _vectors(path: Path, role: Role, texts: Sequence[str], out: Path) -> FloatAr
     )
     checkpoint = prepare(init, role, out / "init")
     cache = out / "vectors"
-    return frozen_vectors(cache, checkpoint, role, texts, batch=_BATCH, precision="bf16")
+    found = frozen_shards(cache, checkpoint, role, texts, batch=_BATCH, precision="bf16")
+    return found.take(np.arange(len(texts)))
 
 
 def _conditions(test: TestSet, out: Path) -> Mapping[str, Any]:

@@ -18,9 +18,8 @@ from typing import Any
 import jieba
 
 from core.files import writing_in
-from core.records import write_jsonl
+from core.records import parse_yaml, write_jsonl
 from core.text import normalize_text
-from core.yaml_text import parse_yaml
 from training.data import read_dev, read_examples
 from training.recipe import Recipe
 

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from core.errors import DataError
 from core.files import new_folder
-from core.records import read_jsonl, string, write_jsonl, write_tsv
+from core.records import read_jsonl, string, write_jsonl
 from core.text import normalize_text
 from evaluation.beir import (
     Qrels,
@@ -22,7 +22,7 @@ from evaluation.beir import (
     read_documents,
     read_judged_queries,
     read_queries,
-    write_queries,
+    write_split,
 )
 from training.data import in_part
 from training.schema import Part
@@ -186,15 +186,9 @@ def _write(
     with new_folder(out) as folder:
         shutil.copyfile(corpus, folder / "corpus.jsonl")
         for name, queries in splits.items():
-            if not queries:
-                continue
-            write_queries(folder / f"{name}.queries.jsonl", queries)
-            rows = [
-                (id_, document, grade)
-                for id_ in queries
-                for document, grade in qrels[originals.get(id_, id_)].items()
-            ]
-            write_tsv(folder / f"{name}.qrels.tsv", [("query-id", "corpus-id", "score"), *rows])
+            if queries:
+                judged = {id_: qrels[originals.get(id_, id_)] for id_ in queries}
+                write_split(folder, name, queries, judged)
         if meanings:
             write_jsonl(folder / MEANINGS, meanings)
     return {name: len(queries) for name, queries in splits.items() if queries}

@@ -1,22 +1,33 @@
-"""Export of one side of a pair as a checkpoint of transformers and sentence-transformers."""
+"""Export of a side of a pair as a checkpoint, and of a pair as a sentence-transformers model.
+
+BERT is also built from parameters or from an exported ONNX graph.
+"""
 
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import onnx
 import torch
+from onnx import helper, numpy_helper
 from safetensors.torch import save_file
+from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedConfig, PreTrainedModel
 
 from core.encoders import EncoderSpec, Pair
 from core.errors import CareError, PairError
+from core.files import new_folder
 from core.records import write_json
 from core.types import FloatArray
+from models.encoders.cached import encode_texts
 from models.encoders.checkpoints import adapter_folder, checkpoint_folder
-from models.encoders.modules import read_modules, write_modules
+from models.encoders.factory import load_encoder
+from models.encoders.modules import TYPES, read_modules, write_modules, write_prompts
 from models.encoders.transformers import TransformersEncoder
-from training.export.bert import bert_of_graph, pad_token_id
+from models.pairs import write_pair
+from training.export.quantization import dequantize
 from training.files import read_json, writing
 
 DocumentForm = Literal["merged", "adapter", "none"]
@@ -173,3 +184,142 @@ def _copy_adapter(adapter: Path, spec: EncoderSpec, base: Path, folder: Path) ->
 
 def _update(file: Path, entries: dict[str, Any]) -> None:
     write_json(file, read_json(file) | entries)
+
+
+# ONNX graphs may have 8-bit activations, which the exported model does not.
+_LEAST_COSINE = {"onnx": 0.99, "transformers": 0.9999}
+
+
+def export_sentence_transformers(
+    pair: Pair, out: Path, texts: list[str], report: Callable[[str], None]
+) -> None:
+    """Writes both sides of a pair as a model that sentence-transformers and mteb load.
+
+    The folder holds `query/` and `document/`, each a complete model (see `write_checkpoint`), and
+    a Router over both: `encode_query` and `encode_document` use the route, prompt and maximum
+    length of their side; `encode` is `encode_query`. `pair.toml` describes the same checkpoints
+    for this project's commands. Vectors of `texts` must equal those of the pair.
+    """
+    # sentence-transformers loads a Router from an absolute path only.
+    with new_folder(out.resolve()) as folder:
+        written: dict[str, EncoderSpec] = {
+            spec.role: write_checkpoint(spec, pair.folder, folder / spec.role, truncate=True)
+            for spec in (pair.query, pair.document)
+        }
+        _write_router(pair, folder)
+        model = SentenceTransformer(str(folder), device="cpu")
+        encoders = {"query": model.encode_query, "document": model.encode_document}
+        for spec in (pair.query, pair.document):
+            side = load_encoder(spec, pair.folder, dtype="float32", device="cpu")
+            cosine = check_vectors(
+                encoders[spec.role](texts),
+                encode_texts(side, texts),
+                written[spec.role],
+                folder,
+                _LEAST_COSINE[spec.format],
+            )
+            report(f"{spec.role} side: lowest cosine to the pair's vectors {cosine:.6f}")
+        write_pair(pair.model_copy(update={**written}), folder / "pair.toml")
+    report(f"wrote {out}")
+
+
+def _write_router(pair: Pair, folder: Path) -> None:
+    types: dict[str, str] = {}
+    structure: dict[str, list[str]] = {}
+    for role in ("query", "document"):
+        rows = read_json(folder / role / "modules.json")
+        modules = {Path(role, row["path"]).as_posix(): row["type"] for row in rows}
+        types |= modules
+        structure[role] = list(modules)
+    router = {"idx": 0, "name": "0", "path": "", "type": f"{TYPES}Router"}
+    write_json(folder / "modules.json", [router])
+    parameters = {"default_route": "query", "allow_empty_key": False}
+    config = {"types": types, "structure": structure, "parameters": parameters}
+    write_json(folder / "router_config.json", config)
+    prompts = {"query": pair.query.prompt, "document": pair.document.prompt}
+    write_prompts(folder, prompts, default="query")
+
+
+_ROOT = "transformer."
+_TABLE = "embeddings.{}_embeddings.weight"
+
+
+def build_bert(
+    parameters: Mapping[str, FloatArray], *, heads: int, layer_norm_eps: float, pad_token_id: int
+) -> BertModel:
+    """Builds the float32 model, without a pooler, in evaluation mode.
+
+    `parameters` are float32 arrays by their names in `BertModel`; they define all sizes.
+    """
+    words, hidden = parameters[_TABLE.format("word")].shape
+    config = BertConfig(
+        vocab_size=words,
+        hidden_size=hidden,
+        num_hidden_layers=sum(name.endswith("query.weight") for name in parameters),
+        num_attention_heads=heads,
+        intermediate_size=len(parameters["encoder.layer.0.intermediate.dense.bias"]),
+        max_position_embeddings=len(parameters[_TABLE.format("position")]),
+        type_vocab_size=len(parameters[_TABLE.format("token_type")]),
+        layer_norm_eps=layer_norm_eps,
+        pad_token_id=pad_token_id,
+    )
+    model = BertModel(config, add_pooling_layer=False)
+    # ONNX Runtime's optimizer recognises attention in graphs of the eager implementation only.
+    model.set_attn_implementation("eager")
+    model.load_state_dict({name: torch.tensor(x).float() for name, x in parameters.items()})
+    model.train(False)
+    return model
+
+
+def bert_of_graph(spec: EncoderSpec, folder: Path) -> BertModel:
+    """Rebuilds the torch model of a graph that this package exported, with dequantised weights.
+
+    The model does not quantise activations, so its vectors are close to the graph's but not equal.
+    """
+    path = folder / spec.weights
+    model = onnx.load(path)
+    tensors = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    parameters = {
+        name.removeprefix(_ROOT): array
+        for name, array in tensors.items()
+        if name.startswith(_ROOT) and array.ndim == 1
+    }
+    for node, matrix in dequantize(model).items():
+        module = _module(node)
+        parameters[f"{module}.weight"] = matrix if module.startswith("embeddings.") else matrix.T
+    attention, normalisation = (
+        [node for node in model.graph.node if node.op_type == kind]
+        for kind in ("MultiHeadAttention", "LayerNormalization")
+    )
+    for node in attention:
+        # The first input is the output of the query projection.
+        module = _module(node.input[0]).removesuffix("query")
+        biases = tensors[node.input[3]].reshape(3, -1)
+        for part, bias in zip(("query", "key", "value"), biases, strict=True):
+            parameters[f"{module}{part}.bias"] = bias
+    try:
+        return build_bert(
+            parameters,
+            heads=helper.get_node_attr_value(attention[0], "num_heads"),
+            layer_norm_eps=helper.get_node_attr_value(normalisation[0], "epsilon"),
+            pad_token_id=pad_token_id(Tokenizer.from_file(str(folder / spec.tokenizer))),
+        )
+    except (IndexError, KeyError, RuntimeError, ValueError) as error:
+        reason = (
+            "is not a BERT graph of this package: use the pair of checkpoints it was exported from"
+        )
+        raise PairError.at(path, reason, "unsupported_graph") from error
+
+
+def _module(name: str) -> str:
+    """Returns the module of a node or of a tensor, from its name.
+
+    "/transformer/encoder/layer.0/output/dense/MatMul" gives "encoder.layer.0.output.dense".
+    """
+    return name.strip("/").replace("/", ".").rpartition(".")[0].removeprefix(_ROOT)
+
+
+def pad_token_id(tokenizer: Tokenizer) -> int:
+    """Returns the id of the padding token, 0 if the tokenizer has none."""
+    added = tokenizer.get_added_tokens_decoder().items()
+    return next((id_ for id_, token in added if "pad" in token.content.lower()), 0)

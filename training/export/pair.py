@@ -14,10 +14,18 @@ from models.encoders.factory import load_encoder
 from models.encoders.providers import ON_CPU, ProviderOptions
 from models.pairs import PAIR, write_pair
 from training.export.checkpoint import DocumentForm, export_document_side
-from training.export.measurement import Judged, Rankings, Reference, read_calibration
+from training.export.measurement import (
+    THRESHOLDS,
+    Judged,
+    Precision,
+    Rankings,
+    Reference,
+    Row,
+    as_markdown,
+    read_calibration,
+)
 from training.export.onnx import OPSET, TOKENIZER
 from training.export.query_side import ENGINES, Exporter, load_query_side
-from training.export.report import THRESHOLDS, Precision, Row, as_markdown
 
 REPORT, RESULTS, DOCUMENT = "report.md", "report.json", "document"
 

@@ -16,10 +16,9 @@ from models.encoders.providers import ProviderOptions
 from models.encoders.tokenizer import file_tokenizer
 from models.encoders.transformers import TransformersEncoder
 from training.export.checkpoint import write_checkpoint
-from training.export.measurement import Reference
+from training.export.measurement import Precision, Reference, Row
 from training.export.onnx import describe, export_encoder, half_precision, save
 from training.export.quantization import quantize_int8
-from training.export.report import Precision, Row
 
 ENGINES = "tensorrt"
 

@@ -14,27 +14,25 @@ from pathlib import Path
 
 import onnx
 
-from core.cli import run
 from core.encoders import EncoderSpec, Pair
 from core.errors import CareError
 from core.files import new_folder, write_text
 from core.records import write_json
 from core.scratch import temporary_folder
-from core.terminal import shown
+from core.terminal import run, shown
 from models.encoders.onnx import OUTPUT, OnnxEncoder
 from models.pairs import PAIR, load_pair, write_pair
 from training.export.checkpoint import write_checkpoint
-from training.export.measurement import Reference, read_calibration
+from training.export.measurement import Reference, Row, as_markdown, read_calibration
 from training.export.onnx import TOKENIZER, describe
 from training.export.query_side import load_query_side
-from training.export.report import Row, as_markdown
 from training.files import read_json
 
 _GRAPH = "query-fp32.onnx"
 _LINES = 5
 
 
-def export_with_optimum(pair: Pair, out: Path, python: Path, threads: int = 1) -> Path:
+def export_with_optimum(pair: Pair, out: Path, python: Path) -> Path:
     """Exports a query side with optimum, by the interpreter `python`; replaces an earlier export.
 
     Returns the path of `pair.toml`, beside graph, tokenizer and `report.md`.
@@ -50,10 +48,9 @@ def export_with_optimum(pair: Pair, out: Path, python: Path, threads: int = 1) -
         _run_optimum(python, source, written)
         query.parts()[2].save(str(folder / TOKENIZER), pretty=False)
         described = _describe(spec, written / "model.onnx", folder / _GRAPH)
-        encoder = OnnxEncoder(described, folder, threads)
-        row = Row(
-            "fp32", "cpu", _GRAPH, values=Reference(query, calibration, None).measure(encoder)
-        )
+        encoder = OnnxEncoder(described, folder, threads=1)
+        values = Reference(query, calibration, None).measure(encoder)
+        row = Row("fp32", "cpu", _GRAPH, values=values)
         if row.failures:
             message = f"the graph of optimum misses its thresholds: {'; '.join(row.failures)}"
             raise CareError(message, code="threshold_missed", failures=row.failures)

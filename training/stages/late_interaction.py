@@ -33,8 +33,7 @@ class LateInteraction(LateInteractionSettings, Stage):
         from training.distributed import from_main_process
         from training.projections import fit_projections, rank_candidates, write_projections
         from training.stages.prepared import prepare_documents, prepare_examples
-        from training.token_states import token_states
-        from training.vectors import frozen_shards
+        from training.vectors import frozen_shards, token_states
 
         encoders = context.encoders
         self._check_equal("vectors", encoders["query"].dimension, encoders["document"].dimension)

@@ -1,7 +1,6 @@
 """Mining of hard negatives."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -82,7 +81,7 @@ class Mine(Stage):
         if state.is_main_process:
             every = chain.from_iterable(np.load(path) for path in parts)
             records = (
-                asdict(replace(example, negatives=tuple(documents[i] for i in chosen if i >= 0)))
+                example._replace(negatives=tuple(documents[i] for i in chosen if i >= 0))._asdict()
                 for example, chosen in zip(corpus.examples(), every, strict=True)
             )
             write_jsonl(folder / TRIPLES, records)
@@ -102,7 +101,7 @@ def mine(
 
     `queries` are float32 [n, d]; `positives` are removed from the ranking of each.
     """
-    from training.search import search
+    from training.vectors import search
 
     depth = min(stage.last + max(map(len, positives)), len(documents))
     all_scores, all_rows = search(queries, documents, depth, device)

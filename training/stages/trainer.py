@@ -24,7 +24,7 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
 from core.files import sync
-from core.progress import on_terminal
+from core.terminal import on_terminal
 from training.batches import Batch, BatchPlan, Item
 from training.distributed import gather, local, processes, whole_state
 from training.errors import TrainingError

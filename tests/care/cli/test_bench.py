@@ -8,7 +8,7 @@ import pytest
 
 from care.cli.main import main
 from loadtest.bench import service
-from loadtest.bench.options import ServiceOptions
+from loadtest.bench.results import ServiceOptions
 from tests.errors import error_code
 
 

@@ -86,7 +86,7 @@ def test_splits_are_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("evaluation.cmedteb.splits._TIMED", 32)
-    monkeypatch.setattr("evaluation.cmedteb.tradeoff._ROUNDS", 1)
+    monkeypatch.setattr("evaluation.cmedteb.splits._ROUNDS", 1)
     out = tmp_path / "out"
     systems = ["--system", "care-mini", "--system", "bm25", "--cache", tmp_path / "cache"]
     words = ["splits", "--data", data / "retrieval", "--split", "test", *systems, "--out", out]

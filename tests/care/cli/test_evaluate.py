@@ -12,11 +12,9 @@ from care.cli.main import main
 from care.options import EvaluationOptions
 from evaluation.comparison import Comparison
 from evaluation.index_evaluation import IndexEvaluation, JudgementCoverage, Speed
-from evaluation.metrics import MEASURES
+from evaluation.metrics import MEASURES, read_run
 from evaluation.statistics import Difference, Interval
-from evaluation.thresholds import MinScoreSuggestion
-from evaluation.trec import read_run
-from evaluation.weights import WeightScore
+from evaluation.weights import MinScoreSuggestion, WeightScore
 from models.pairs import write_pair
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import make_pair, make_spec

@@ -1,44 +1,31 @@
 """Small data of the tasks, and an encoder that needs no model."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from core.encoders import EncoderSpec, Encoding
+from core.types import Document
+from evaluation.beir import write_beir
+from tests.conftest import write_jsonl
 
 TOPICS = ["高血压少盐饮食", "骨折固定患肢", "儿童发热多饮水", "糖尿病监测血糖", "哮喘吸入药物"]
-
-
-def write_lines(path: Path, records: list[Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
-    path.write_text("".join(lines), "utf-8")
-    return path
 
 
 def write_data(root: Path) -> Path:
     """A folder of the five tasks of the paper."""
     passages = [f"{topic}，{number}" for topic in TOPICS for number in range(4)]
-    write_lines(
-        root / "retrieval" / "corpus.jsonl",
-        [{"_id": f"d{i}", "text": text} for i, text in enumerate(passages)],
-    )
-    write_lines(
-        root / "retrieval" / "queries.jsonl",
-        [{"_id": f"q{i}", "text": topic[:4]} for i, topic in enumerate(TOPICS)],
-    )
-    qrels = "".join(f"q{i}\td{4 * i + n}\t{1 + n % 2}\n" for i in range(5) for n in range(3))
-    (root / "retrieval" / "qrels").mkdir()
-    (root / "retrieval" / "qrels" / "test.tsv").write_text(qrels, "utf-8")
+    documents = [Document(f"d{i}", text) for i, text in enumerate(passages)]
+    queries = {f"q{i}": topic[:4] for i, topic in enumerate(TOPICS)}
+    qrels = {f"q{i}": {f"d{4 * i + n}": 1 + n % 2 for n in range(3)} for i in range(5)}
+    write_beir(root / "retrieval", "test", documents, queries, qrels)
     rerank = [
         {"query": t[:3], "positives": [t, passages[4 * i + 1]], "negatives": passages[:12:4]}
         for i, t in enumerate(TOPICS)
     ]
     for name in ("cmedqa-v1.jsonl", "cmedqa-v2.jsonl", "rerank.jsonl"):
-        write_lines(root / name, rerank)
-    write_lines(
+        write_jsonl(root / name, rerank)
+    write_jsonl(
         root / "sts.jsonl",
         [{"text1": a, "text2": b[:5], "label": int(a == b)} for a in TOPICS for b in TOPICS],
     )

@@ -12,14 +12,17 @@ from evaluation.cmedteb.evaluate import (
     RankingTask,
     StsTask,
     evaluate_task,
+    load_systems,
+    run_benchmark,
     with_instruction,
 )
 from evaluation.cmedteb.results import read_score
 from evaluation.cmedteb.tasks import PAPER_COLUMNS, RankingData, find_tasks, task
-from evaluation.trec import read_run
-from models.pairs import load_pair
+from evaluation.metrics import read_run
+from models.pairs import load_pair, write_pair
+from tests.conftest import write_jsonl
 from tests.errors import raises
-from tests.evaluation.cmedteb.data import TOPICS, Encoders, write_data, write_lines
+from tests.evaluation.cmedteb.data import TOPICS, Encoders, write_data
 
 pytestmark = pytest.mark.train
 
@@ -143,9 +146,30 @@ def test_equal_similarities_are_an_error(
     data: Path, tmp_path: Path, pair: Pair, encoders: Encoders
 ) -> None:
     same = [{"text1": "a", "text2": "a", "label": at % 2} for at in range(len(TOPICS))]
-    write_lines(data / "sts.jsonl", same)
+    write_jsonl(data / "sts.jsonl", same)
     system = PairModel(pair, tmp_path / "cache", load=encoders.load)
     sts, out = task("sts"), tmp_path / "out"
     with raises(CareError, code="equal_similarities", system="care-mini", task="sts"):
         evaluate_task(system, sts, find_tasks(str(data), "test")[sts](), out)
     assert not out.exists()
+
+
+def test_bm25_has_two_analyzers(tmp_path: Path) -> None:
+    tasks = find_tasks(str(write_data(tmp_path / "data")), "test")
+    systems = load_systems(["bm25", "bm25-characters"], tmp_path)
+    run_benchmark(systems, tasks, tmp_path / "out")
+    words, characters = (
+        read_run(tmp_path / "out" / system.name / "retrieval.trec") for system in systems
+    )
+    assert words.keys() == characters.keys()
+    assert words != characters
+
+
+def test_a_pair_with_instructions_of_a_file_is_another_system(tmp_path: Path) -> None:
+    pair = load_pair("care-mini")
+    told = pair.query.model_copy(update={"prompt": "Instruct: find\nQuery:"})
+    write_pair(pair.model_copy(update={"name": "told", "query": told}), tmp_path / "told.toml")
+    names = ["care-mini", str(tmp_path / "told.toml"), "bm25"]
+    for file, expected in ((None, "told"), (tmp_path / "table-8.toml", "told+table-8")):
+        systems = load_systems(names, tmp_path, instructions=file, load=Encoders().load)
+        assert [system.name for system in systems] == ["care-mini", expected, "bm25"]

@@ -7,12 +7,22 @@ from pathlib import Path
 import pytest
 
 from core.errors import CareError, DataError
-from evaluation.beir import beir_paths, document_texts, read_documents, read_judged_queries
+from evaluation.beir import (
+    beir_paths,
+    document_texts,
+    read_documents,
+    read_judged_queries,
+    write_split,
+)
 from evaluation.bm25 import bm25_run
+from evaluation.cmedteb import splits
+from evaluation.cmedteb.evaluate import PairModel, load_systems
+from evaluation.cmedteb.splits import compare_on_splits, is_asymmetric
 from evaluation.metrics import NDCG_10, score_queries
 from models.pairs import load_pair
+from tests.conftest import write_jsonl
 from tests.errors import raises
-from tests.evaluation.cmedteb.data import Encoders, write_lines
+from tests.evaluation.cmedteb.data import Encoders
 
 pytestmark = pytest.mark.train
 
@@ -25,27 +35,19 @@ SPOKEN = {"q0": "血压高了吃饭咋整", "q1": "骨折固定", "q2": "我们�
 def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     corpus = [{"_id": f"d{i}", "title": "", "text": text} for i, text in enumerate(TEXTS)]
-    write_lines(folder / "corpus.jsonl", corpus)
+    write_jsonl(folder / "corpus.jsonl", corpus)
     for split, queries in {"held-asked": ASKED, "held-spoken": SPOKEN}.items():
-        records = [{"_id": id_, "text": text} for id_, text in queries.items()]
-        write_lines(folder / f"{split}.queries.jsonl", records)
-        rows = "".join(f"q{i}\td{i}\t1\n" for i in range(3))
-        (folder / f"{split}.qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows, "utf-8")
+        write_split(folder, split, queries, {f"q{i}": {f"d{i}": 1} for i in range(3)})
     return folder
 
 
 @pytest.fixture(autouse=True)
 def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evaluation.cmedteb import splits, tradeoff
-
     monkeypatch.setattr(splits, "_TIMED", 32)
-    monkeypatch.setattr(tradeoff, "_ROUNDS", 1)
+    monkeypatch.setattr(splits, "_ROUNDS", 1)
 
 
 def test_scores_differences_losses_and_sizes(data: Path, tmp_path: Path) -> None:
-    from evaluation.cmedteb.evaluate import load_systems
-    from evaluation.cmedteb.splits import compare_on_splits
-
     encoders, out = Encoders(), tmp_path / "out"
     load = partial(load_systems, cache=tmp_path / "cache", load=encoders.load)
     names = ["held-asked", "held-spoken"]
@@ -80,9 +82,6 @@ def test_scores_differences_losses_and_sizes(data: Path, tmp_path: Path) -> None
 def test_a_pair_with_the_same_document_encoder_encodes_queries_only(
     data: Path, tmp_path: Path
 ) -> None:
-    from evaluation.cmedteb.evaluate import PairModel
-    from evaluation.cmedteb.splits import compare_on_splits
-
     pair = load_pair("care-mini")
     query = pair.query.model_copy(update={"revision": "another", "embedding_space": "s"})
     document = pair.document.model_copy(
@@ -103,9 +102,6 @@ def test_a_pair_with_the_same_document_encoder_encodes_queries_only(
 
 
 def test_missing_splits_and_splits_without_relevant_documents(data: Path, tmp_path: Path) -> None:
-    from evaluation.cmedteb.evaluate import load_systems
-    from evaluation.cmedteb.splits import compare_on_splits
-
     out, systems = tmp_path / "out", load_systems(["bm25"], tmp_path / "cache")
     with raises(DataError, code="unreadable", path=data / "qrels" / "none.tsv"):
         compare_on_splits(systems, data, ["none"], out)
@@ -113,3 +109,8 @@ def test_missing_splits_and_splits_without_relevant_documents(data: Path, tmp_pa
     with raises(CareError, code="no_relevant_document", task="held-asked"):
         compare_on_splits(systems, data, ["held-asked"], out)
     assert not out.exists()
+
+
+def test_a_pair_of_two_models_is_asymmetric() -> None:
+    pairs = [load_pair(name) for name in ("care-mini", "qwen3-embedding-4b", "bge-m3")]
+    assert [is_asymmetric(pair) for pair in pairs] == [True, False, False]

@@ -5,6 +5,7 @@ import pytest
 
 from core.errors import CareError, DataError
 from evaluation.cmedteb.tasks import (
+    TASKS,
     RankingData,
     find_tasks,
     read_instructions,
@@ -13,16 +14,17 @@ from evaluation.cmedteb.tasks import (
     read_sts,
     task,
 )
+from tests.conftest import write_jsonl
 from tests.errors import raises
-from tests.evaluation.cmedteb.data import write_lines
+from tests.evaluation.cmedteb.data import write_data
 
 
 def write_beir(folder: Path, qrels: str = "q1\td1\t1\n") -> Path:
-    write_lines(
+    write_jsonl(
         folder / "corpus.jsonl",
         [{"_id": "d1", "title": "骨折", "text": "固定\u2028患肢"}, {"_id": "d2", "text": "少盐"}],
     )
-    write_lines(
+    write_jsonl(
         folder / "queries.jsonl",
         [{"_id": "q1", "text": " 骨折 怎么办 "}, {"_id": "q2", "text": "未判"}],
     )
@@ -39,34 +41,8 @@ def test_texts_of_a_beir_folder_are_normalised(tmp_path: Path) -> None:
     assert data.candidates is None
 
 
-def test_files_by_split_are_read_too(tmp_path: Path) -> None:
-    write_beir(tmp_path)
-    (tmp_path / "queries.jsonl").rename(tmp_path / "test.queries.jsonl")
-    (tmp_path / "qrels" / "test.tsv").rename(tmp_path / "test.qrels.tsv")
-    assert read_retrieval(tmp_path, "test").qrels == {"q1": {"d1": 1}}
-
-
-@pytest.mark.parametrize(
-    ("qrels", "code", "id_"),
-    [("q9\td1\t1\n", "unknown_query", "q9"), ("q1\td9\t1\n", "unknown_document", "d9")],
-)
-def test_judgements_of_unknown_queries_and_documents(
-    tmp_path: Path, qrels: str, code: str, id_: str
-) -> None:
-    with raises(DataError, code=code, id=id_, path=tmp_path / "qrels" / "test.tsv"):
-        read_retrieval(write_beir(tmp_path, qrels), "test")
-
-
-def test_a_file_without_judgements(tmp_path: Path) -> None:
-    with raises(DataError, code="no_judgements", path=tmp_path / "qrels" / "test.tsv"):
-        read_retrieval(write_beir(tmp_path, ""), "test")
-    path = write_lines(tmp_path / "rerank.jsonl", [])
-    with raises(DataError, code="no_queries", path=path):
-        read_reranking(path)
-
-
 def test_a_reranking_query_orders_its_own_candidates(tmp_path: Path) -> None:
-    path = write_lines(
+    path = write_jsonl(
         tmp_path / "rerank.jsonl",
         [
             {"query": "头痛", "positives": ["休息"], "negatives": ["骨折固定", "少盐"]},
@@ -98,14 +74,21 @@ def test_a_reranking_query_orders_its_own_candidates(tmp_path: Path) -> None:
 def test_a_wrong_line_of_reranking_is_named(
     tmp_path: Path, record: Any, code: str, field: str | None
 ) -> None:
-    path = write_lines(tmp_path / "rerank.jsonl", [record])
+    path = write_jsonl(tmp_path / "rerank.jsonl", [record])
     with raises(DataError, code=code, path=path, line=1, field=field):
         read_reranking(path)
 
 
+def test_a_file_or_folder_without_tasks(tmp_path: Path) -> None:
+    with raises(DataError, code="no_queries", path=tmp_path / "rerank.jsonl"):
+        read_reranking(write_jsonl(tmp_path / "rerank.jsonl", []))
+    with raises(CareError, code="no_tasks", path=tmp_path / "none"):
+        find_tasks(str(tmp_path / "none"), "test")
+
+
 def test_two_reranking_queries_of_one_id(tmp_path: Path) -> None:
     record = {"_id": "x", "query": "头痛", "positives": ["休息"], "negatives": []}
-    path = write_lines(tmp_path / "rerank.jsonl", [record, record])
+    path = write_jsonl(tmp_path / "rerank.jsonl", [record, record])
     with raises(DataError, code="duplicate_id", line=2, id="x"):
         read_reranking(path)
 
@@ -113,7 +96,7 @@ def test_two_reranking_queries_of_one_id(tmp_path: Path) -> None:
 def test_sts_needs_labels_that_differ(tmp_path: Path) -> None:
     pairs = [{"text1": "a", "text2": "b", "label": 1}, {"text1": "a", "text2": "c", "label": 1}]
     with raises(DataError, code="equal_labels"):
-        read_sts(write_lines(tmp_path / "sts.jsonl", pairs))
+        read_sts(write_jsonl(tmp_path / "sts.jsonl", pairs))
 
 
 @pytest.mark.parametrize(
@@ -123,32 +106,25 @@ def test_sts_needs_labels_that_differ(tmp_path: Path) -> None:
 def test_a_wrong_line_of_sts_is_named(tmp_path: Path, change: dict[str, Any], field: str) -> None:
     record = {"text1": "a", "text2": "b", "label": 1} | change
     with raises(DataError, code="bad_field", line=1, field=field):
-        read_sts(write_lines(tmp_path / "sts.jsonl", [record]))
+        read_sts(write_jsonl(tmp_path / "sts.jsonl", [record]))
 
 
 def test_tasks_are_found_by_their_files(tmp_path: Path) -> None:
     write_beir(tmp_path / "retrieval")
-    write_lines(tmp_path / "rerank" / "test.jsonl", [])
-    write_lines(tmp_path / "sts.jsonl", [])
+    write_jsonl(tmp_path / "rerank" / "test.jsonl", [])
+    write_jsonl(tmp_path / "sts.jsonl", [])
     names = [known.name for known in find_tasks(str(tmp_path), "test")]
     assert names == ["retrieval", "rerank", "sts"]
     assert [t.name for t in find_tasks(str(tmp_path / "retrieval"), "test")] == ["retrieval"]
 
 
 def test_a_beir_folder_may_hold_other_tasks_too(tmp_path: Path) -> None:
-    write_lines(write_beir(tmp_path) / "sts.jsonl", [])
+    write_jsonl(write_beir(tmp_path) / "sts.jsonl", [])
     found = find_tasks(str(tmp_path), "test")
     assert {known.name for known in found} == {"retrieval", "sts"}
     data = found[task("retrieval")]()
     assert isinstance(data, RankingData) and data.qrels == {"q1": {"d1": 1}}
     assert found[task("retrieval")]() is data
-
-
-def test_an_empty_folder_and_an_unknown_task(tmp_path: Path) -> None:
-    with raises(CareError, code="no_tasks", path=tmp_path):
-        find_tasks(str(tmp_path), "test")
-    with raises(CareError, code="unknown_task", task="no"):
-        task("no")
 
 
 def test_tasks_on_the_hub() -> None:
@@ -182,3 +158,16 @@ def test_a_wrong_file_of_instructions(
     path.write_text(text, encoding="utf-8")
     with raises(CareError, code=code, path=path, task=name):
         read_instructions(path)
+
+
+def test_tasks_are_found_by_name(tmp_path: Path) -> None:
+    data = str(write_data(tmp_path / "data"))
+    assert list(find_tasks(data, "test")) == list(TASKS[:5])
+    assert [known.name for known in find_tasks(data, "test", None, ["sts", "rerank"])] == [
+        "sts",
+        "rerank",
+    ]
+    with raises(CareError, code="missing_task", task="medical-retrieval"):
+        find_tasks(data, "test", None, ["medical-retrieval"])
+    with raises(CareError, code="unknown_task", task="translation"):
+        find_tasks(data, "test", None, ["translation"])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from indexer.build import BuildOptions, build
-from loadtest.bench.options import ServiceOptions
+from loadtest.bench.results import ServiceOptions
 from models.encoders.onnx import OnnxEncoder
 from models.pairs import load_pair
 from tests.conftest import make_records, write_jsonl

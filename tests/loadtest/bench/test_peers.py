@@ -9,8 +9,8 @@ import pytest
 
 from core.errors import CareError
 from loadtest.bench import peers
-from loadtest.bench.options import ServiceOptions
 from loadtest.bench.peers import HIDDEN_STATES
+from loadtest.bench.results import ServiceOptions
 from loadtest.traffic import SAMPLE, read_texts
 from models.encoders.onnx import OnnxEncoder
 from models.pairs import load_pair

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from core.errors import CareError
-from loadtest.bench.options import ServiceOptions
-from loadtest.bench.results import figure, measure, medians
+from loadtest.bench.results import ServiceOptions, figure, measure, medians
 from tests.errors import raises
 
 

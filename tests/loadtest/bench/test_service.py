@@ -6,7 +6,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from loadtest.bench import service
-from loadtest.bench.options import ServiceOptions
+from loadtest.bench.results import ServiceOptions
 
 pytestmark = pytest.mark.e2e
 

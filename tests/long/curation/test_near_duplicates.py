@@ -19,7 +19,6 @@ from core.text import normalize_text
 from core.types import Document, RowArray
 from curation.common import CACHE, markdown_table, sample_queries
 from curation.diversity import DiversityOptions, DiversityRule, diversify
-from curation.retrieval import encode
 from evaluation.beir import (
     beir_paths,
     check_judged,
@@ -28,6 +27,8 @@ from evaluation.beir import (
     read_qrels,
     read_queries,
 )
+from evaluation.dense import encode
+from models.pairs import load_pair
 from stores.exact import exact_search
 from tests.conftest import write_jsonl
 from tests.long.curation.conftest import Settings, provenance
@@ -72,8 +73,9 @@ def measure_diversity(
         "document": list(document_texts(documents).values()),
         "query": [normalize_text(text) for text in asked.values()],
     }
+    pair, cache = load_pair(settings.pair), settings.output / CACHE
     vectors, query_vectors = (
-        encode(settings.pair, role, side, settings.output / CACHE, threads=settings.threads)  # type: ignore[arg-type]
+        encode(pair, role, side, cache, threads=settings.threads)  # type: ignore[arg-type]
         for role, side in texts.items()
     )
     rules = [None, *(DiversityRule(5, threshold, 1) for threshold in thresholds)]

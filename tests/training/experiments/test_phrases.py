@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 import training
-from tests.conftest import write_jsonl
-from tests.training.conftest import write_split
 from training.experiments.phrases import LONGEST, SHORTEST, Phrases, write
 from training.recipe import load_recipe
 
@@ -52,26 +50,12 @@ def test_words_belong_to_the_class_of_their_longest_ending() -> None:
     assert classes == ["disease", "drug", "organ", None]
 
 
-def test_only_training_examples_are_read(data: Path, tmp_path: Path) -> None:
+def test_only_training_examples_are_read(two_sources: Path, tmp_path: Path) -> None:
     out = tmp_path / "phrases.jsonl"
-    changes = [f"variables.data={data}", "dev=null"]
+    changes = [f"variables.data={two_sources}", "dev=null"]
     write(load_recipe(RECIPE, changes), out, count=300, seed=0)
     texts = [json.loads(line)["text"] for line in out.read_text("utf-8").splitlines()]
     assert len(texts) == 300
     # There are no spans of answers that are not in an example, nor of answers of knowledge-qa.
     assert any(text in "清淡饮食，按时服用降压药。" for text in texts)
     assert not any("使用抗生素控制感染" in text or "绝对不会出现的句子" in text for text in texts)
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    documents = [
-        ("t1", "清淡饮食，按时服用降压药。", "patient-qa"),
-        ("t2", "绝对不会出现的句子。", "patient-qa"),
-        ("h1", "建议手术治疗，并使用抗生素控制感染。", "knowledge-qa"),
-    ]
-    corpus = [{"_id": i, "text": t, "metadata": {"source": s}} for i, t, s in documents]
-    write_jsonl(tmp_path / "corpus.jsonl", corpus)
-    queries = {"a": "高血压吃什么？", "b": "这种病怎么治？"}
-    write_split(tmp_path, "train", queries, [("a", "t1", 1), ("b", "h1", 1)])
-    return tmp_path

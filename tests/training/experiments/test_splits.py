@@ -8,10 +8,9 @@ import pytest
 
 from core.errors import CareError, DataError
 from core.records import read_jsonl
-from evaluation.beir import beir_paths, read_judged_queries, read_qrels, read_queries
+from evaluation.beir import beir_paths, read_judged_queries, read_qrels, read_queries, write_split
 from tests.conftest import write_jsonl
 from tests.errors import raises
-from tests.training.conftest import write_split
 from training.data import in_part
 from training.experiments.splits import UNSEEN, write_splits
 
@@ -39,7 +38,7 @@ def data(tmp_path: Path) -> Path:
         for id_ in queries
     ]
     write_jsonl(folder / "corpus.jsonl", documents)
-    write_split(folder, "train", queries, [(id_, f"d-{id_}", 1) for id_ in queries])
+    write_split(folder, "train", queries, {id_: {f"d-{id_}": 1} for id_ in queries})
     described = [{"text1": text, "text2": f"描述 {text}"} for text in PATIENTS.values()]
     write_jsonl(folder / "train.paraphrases.jsonl", described[: COUNT - 10])
     write_jsonl(

@@ -33,9 +33,9 @@ from tests.checkpoints import (
 from tests.conftest import write_jsonl
 from tests.errors import error_code
 from training.export import query_side
+from training.export.measurement import Row
 from training.export.onnx import SentenceEncoder
 from training.export.pair import recommended
-from training.export.report import Row
 
 pytestmark = pytest.mark.train
 

@@ -16,7 +16,7 @@ from training.errors import TrainingError
 from training.init import prepare
 from training.projections import Candidates, fit_projections, max_sim_scores
 from training.schema import EncoderInit, LateInteractionSettings
-from training.token_states import token_states
+from training.vectors import token_states
 
 pytestmark = pytest.mark.train
 

@@ -12,7 +12,7 @@ from core.shards import ShardedVectors, write_shard
 from core.types import FloatArray
 from tests.errors import raises
 from tests.training.conftest import DATA, RunRecipe, joint, only
-from training import search
+from training import vectors as vectors_module
 from training.errors import TrainingError
 from training.recipe import load_recipe
 from training.schema import DataEntry
@@ -67,12 +67,12 @@ def test_a_search_on_a_gpu_finds_the_same_documents(
     write_shard(tmp_path, 0, vectors.astype(np.float32), ["x"] * 50, tokens=0, truncated=0)
     documents = ShardedVectors(tmp_path, 50, np.arange(50))
     queries = queries.astype(np.float32)
-    expected = search.search(queries, documents, 20, torch.device("cpu"))
-    monkeypatch.setattr(search, "_DOCUMENTS", 12)
-    monkeypatch.setattr(search, "_QUERIES", 3)
+    expected = vectors_module.search(queries, documents, 20, torch.device("cpu"))
+    monkeypatch.setattr(vectors_module, "_DOCUMENTS", 12)
+    monkeypatch.setattr(vectors_module, "_QUERIES", 3)
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, _: tensor)
     monkeypatch.setattr(torch, "full", partial(full, torch.full))
-    scores, rows = search.search(queries, documents, 20, torch.device("cuda"))
+    scores, rows = vectors_module.search(queries, documents, 20, torch.device("cuda"))
     np.testing.assert_allclose(scores, expected[0], atol=1e-5)
     assert rows.tolist() == expected[1].tolist()
 

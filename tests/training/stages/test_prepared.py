@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from core.records import Triple
 from tests.conftest import write_jsonl
 from tests.training.encoders import checkpoint_of
 from training.batches import BatchPlan
-from training.corpus import Corpus, Example, Text, key_of
+from training.corpus import Corpus, Text, key_of
 from training.data import stream_texts
 from training.encoder import tokenize
 from training.schema import DataEntry
@@ -21,14 +22,14 @@ from training.stages.prepared import prepare_examples, prepare_texts
 pytestmark = pytest.mark.train
 
 
-def merged(examples: list[Example]) -> list[Example]:
+def merged(examples: list[Triple]) -> list[Triple]:
     found: dict[str, tuple[list[str], list[str]]] = {}
     for example in examples:
         positives, negatives = found.setdefault(example.query, ([], []))
         positives.extend(example.positives)
         negatives.extend(example.negatives)
     return [
-        Example(query, tuple(dict.fromkeys(p)), tuple(dict.fromkeys(t for t in n if t not in p)))
+        Triple(query, tuple(dict.fromkeys(p)), tuple(dict.fromkeys(t for t in n if t not in p)))
         for query, (p, n) in found.items()
     ]
 
@@ -41,7 +42,7 @@ def test_examples_on_disk_are_merged_and_numbered_as_in_memory() -> None:
 
     for _ in range(50):
         examples = [
-            Example(f"问{draw.randrange(6)}", documents(1), documents(0))
+            Triple(f"问{draw.randrange(6)}", documents(1), documents(0))
             for _ in range(draw.randrange(1, 12))
         ]
         corpus, expected = Corpus.of(examples), merged(examples)
