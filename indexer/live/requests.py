@@ -20,7 +20,7 @@ from core.writes import (
 )
 from indexer.chunking import Chunker, split_record
 from indexer.limits import MAX_INDEX_FIELDS, max_text_chars
-from indexer.records import Reject, parse_record
+from indexer.records import Reject, parse_record, valid_id
 from indexer.state import IndexState, contents, own_id
 
 # Codes of rejected records, beside those of `core/writes.py`.
@@ -142,9 +142,8 @@ class Requests:
         write = parsed.write
         for position, chunks in enumerate(parsed.put):
             if isinstance(chunks, Reject):
-                id_ = write.put[position].get("_id")
-                valid = id_ if isinstance(id_, str) else None
-                outcome.rejected.append(Rejected(position, valid, INVALID_RECORD, chunks.reason))
+                found = valid_id(write.put[position])
+                outcome.rejected.append(Rejected(position, found, INVALID_RECORD, chunks.reason))
                 continue
             id_, old = own_id(chunks[0]), self._document(own_id(chunks[0]))
             if reason := self._unmatched(write, id_, old):

@@ -106,7 +106,7 @@ def test_requests_of_a_commit_are_one_version_and_apply_in_order(
     a, b = {"_id": "a", "text": "一"}, {"_id": "a", "text": "二"}
     results = live.commit(
         [
-            write(put=(a, {"_id": "bad"})),
+            write(put=(a, {"id": 7}, {"_id": "\n", "text": "一"})),
             write(put=(b,), delete=("d0000",)),
             write(delete=("a",)),
             write(put=(BASE[0],)),
@@ -122,8 +122,8 @@ def test_requests_of_a_commit_are_one_version_and_apply_in_order(
         (0, 1, 0, 0),
     ]
     assert isinstance(results[0], Written)
-    (rejected,) = results[0].rejected
-    assert (rejected.position, rejected.id, rejected.code) == (1, "bad", "invalid_record")
+    found = [(one.position, one.id, one.code) for one in results[0].rejected]
+    assert found == [(1, "7", "invalid_record"), (2, None, "invalid_record")]
     assert len(index.versions()) == 2
     # What is as it was before is not written.
     assert [entry.count for entry in active(index).segments] == [60, 1]
