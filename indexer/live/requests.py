@@ -188,7 +188,7 @@ class Requests:
             return
         conditions = write.delete_where
         if write.within:
-            conditions &= write.within
+            conditions &= self._state.filters.check({}, write.within)
         for row in self._state.filters.rows(conditions).tolist():
             document = self._state.documents[row]
             id_ = own_id(document)
@@ -258,9 +258,16 @@ class Requests:
         found = self._document(id_)
         return found if found and self._visible(write, found) else None
 
-    @staticmethod
-    def _visible(write: Write, chunks: Chunks) -> bool:
-        return write.within is None or meets(chunks[0].metadata, write.within)
+    def _visible(self, write: Write, chunks: Chunks) -> bool:
+        """Returns whether a document is one of the caller's.
+
+        As in a search, none is if no document has one of the fields of `within`.
+        """
+        if write.within is None:
+            return True
+        metadata = chunks[0].metadata
+        known = self._fields | metadata.keys()
+        return known.issuperset(dict(write.within.conditions)) and meets(metadata, write.within)
 
     @staticmethod
     def _unmatched(write: Write, id_: str, old: Chunks | None) -> str:

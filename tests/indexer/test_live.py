@@ -250,6 +250,19 @@ def test_other_documents_do_not_exist_for_a_bounded_caller(
     assert content(index) == expected({record["_id"]: record for record in kept})
 
 
+def test_a_bound_with_a_field_that_no_document_has_opens_nothing(
+    live: LiveIndex, index: IndexWriter
+) -> None:
+    id_, before = BASE[0]["_id"], content(index)
+    within = parse_filter({"none": {"not": "x"}})
+    put = (BASE[0] | {"text": "改"}, {"_id": "new", "text": "新"})
+    written = one(live, put=put, patch=((id_, {}),), delete=(id_,), within=within)
+    assert [each.code for each in written.rejected] == ["outside_grant", "outside_grant"]
+    assert written.missing == (id_, id_)
+    assert one(live, delete_where=parse_filter({}), within=within).deleted == 0
+    assert content(index) == before
+
+
 def test_the_last_document_can_be_deleted(live: LiveIndex, index: IndexWriter) -> None:
     assert one(live, delete_where=parse_filter({})).deleted == 60
     assert content(index) == {}
