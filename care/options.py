@@ -75,9 +75,11 @@ def positive_numbers(text: str | None) -> str | None:
 
 
 def in_a_folder(path: Path | None) -> Path | None:
-    """Checks that the folder of a file exists, before a measurement whose result would be lost."""
+    """Checks that a file can be written, before a measurement whose result would be lost."""
     if path and not path.parent.is_dir():
         raise typer.BadParameter(f"the folder {path.parent} does not exist.")
+    if path and path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder.")
     return path
 
 

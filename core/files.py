@@ -70,6 +70,8 @@ def atomic(path: Path, *, flushed: bool = False) -> Iterator[Path]:
     write the same file do not disturb each other: the last one wins. A killed process leaves its
     temporary file to `remove_temporary`. With `flushed` the block flushes the file to disk.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN_BYTES)}.tmp")
     try:
         yield temporary

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from core.files import writing_in
-from core.records import parse_yaml, read_jsonl, write_jsonl
+from core.records import parse_yaml, read_jsonl, record_id, write_jsonl
 from core.terms import TermList
 from core.text import normalize_text
 from evaluation.beir import read_queries
@@ -134,7 +134,10 @@ def write_reworded(
     """
     texts = read_queries(queries)
     made = list(reword(texts))
-    meant = {record["_id"]: record.get("original_text") for _, record in read_jsonl(queries)}
+    meant = {
+        record_id(queries, number, record): record.get("original_text")
+        for number, record in read_jsonl(queries)
+    }
     with writing_in(output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
         records = (

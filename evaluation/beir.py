@@ -30,6 +30,9 @@ from core.types import Document
 Qrels = dict[str, dict[str, int]]
 Run = dict[str, dict[str, float]]
 
+# Grade of a judgement, up or down: trec_eval has an array with an entry for each grade.
+_MAX_GRADE = 10_000
+
 
 class BeirPaths(NamedTuple):
     """The files of a folder in BEIR's layout."""
@@ -111,8 +114,11 @@ def read_qrels(path: Path) -> Qrels:
         try:
             query, document, text = row
             score = int(text)
+            if abs(score) > _MAX_GRADE:
+                raise ValueError(text)
         except ValueError as error:
-            reason = "must be query-id, corpus-id and a whole-number score, tab-separated"
+            reason = "must be query-id, corpus-id and a score, tab-separated; the score is a whole "
+            reason += f"number from {-_MAX_GRADE} to {_MAX_GRADE}"
             raise record_error(path, number, reason, code="not_qrels") from error
         if qrels.setdefault(query, {}).setdefault(document, score) != score:
             reason = (

@@ -110,7 +110,8 @@ def read_run(path: Path) -> Run:
     """Reads a run, also one that gzip compressed (`.gz`).
 
     Documents are ranked by their scores, not by the column of ranks, as trec_eval does. A line
-    without six columns or with a score that is no finite number is a DataError.
+    without six columns, with a score that is no finite number or with a document that the query
+    has already is a DataError.
     """
     run: Run = {}
     for number, line in read_lines(path):
@@ -122,5 +123,8 @@ def read_run(path: Path) -> Run:
         except ValueError as error:
             reason = "must be query-id Q0 document-id rank score system"
             raise record_error(path, number, reason, code="not_run") from error
-        run.setdefault(query, {})[document] = score
+        if document in run.setdefault(query, {}):
+            reason = f"has document '{document}' for query '{query}' again: keep one of its scores"
+            raise record_error(path, number, reason, code="contradiction")
+        run[query][document] = score
     return run

@@ -78,6 +78,14 @@ def parse_record(record: Any, max_chars: int) -> Document | Reject:
         return Reject(str(fault))
 
 
+def valid_id(record: dict[str, Any]) -> str | None:
+    """Returns the id of a record, or None if it has no valid one."""
+    try:
+        return _id(record)
+    except _RecordError:
+        return None
+
+
 def plain(value: Any, field: str) -> Any:
     """Returns a typed value of Parquet as JSON has it.
 

@@ -33,17 +33,17 @@ def evaluate(*, index: OnlyIndex = None, options: EvaluationOptions, json_: Json
         result = compare_modes(index_name(index, options.indexes), options)
         if result.warning:
             note(f"warning: {result.warning}")
-        _write(result.comparison, result.as_json(), options)
         show(result.as_json(), _lines(result), as_json=json_)
+        _write(result.comparison, result.as_json(), options)
         return
     if not options.runs:
         reason = "give the queries that an index is searched with, or a run to score"
         raise typer.BadParameter(reason, param_hint="--queries or --run")
     compared = compare_files(options.runs, options.qrels)
     found = {"queries": len(compared.queries), **compared.as_json()}
-    _write(compared, found, options)
     lines = [f"{found['queries']:,} judged queries", *_table(compared, {})]
     show(found, lines, as_json=json_)
+    _write(compared, found, options)
 
 
 def _write(compared: "Comparison", result: dict[str, object], options: EvaluationOptions) -> None:

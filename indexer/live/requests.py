@@ -20,7 +20,7 @@ from core.writes import (
 )
 from indexer.chunking import Chunker, split_record
 from indexer.limits import MAX_INDEX_FIELDS, max_text_chars
-from indexer.records import Reject, parse_record
+from indexer.records import Reject, parse_record, valid_id
 from indexer.state import IndexState, contents, own_id
 
 # Codes of rejected records, beside those of `core/writes.py`.
@@ -142,9 +142,8 @@ class Requests:
         write = parsed.write
         for position, chunks in enumerate(parsed.put):
             if isinstance(chunks, Reject):
-                id_ = write.put[position].get("_id")
-                valid = id_ if isinstance(id_, str) else None
-                outcome.rejected.append(Rejected(position, valid, INVALID_RECORD, chunks.reason))
+                found = valid_id(write.put[position])
+                outcome.rejected.append(Rejected(position, found, INVALID_RECORD, chunks.reason))
                 continue
             id_, old = own_id(chunks[0]), self._document(own_id(chunks[0]))
             if reason := self._unmatched(write, id_, old):
@@ -189,7 +188,7 @@ class Requests:
             return
         conditions = write.delete_where
         if write.within:
-            conditions &= write.within
+            conditions &= self._state.filters.check({}, write.within)
         for row in self._state.filters.rows(conditions).tolist():
             document = self._state.documents[row]
             id_ = own_id(document)
@@ -259,9 +258,16 @@ class Requests:
         found = self._document(id_)
         return found if found and self._visible(write, found) else None
 
-    @staticmethod
-    def _visible(write: Write, chunks: Chunks) -> bool:
-        return write.within is None or meets(chunks[0].metadata, write.within)
+    def _visible(self, write: Write, chunks: Chunks) -> bool:
+        """Returns whether a document is one of the caller's.
+
+        As in a search, none is if no document has one of the fields of `within`.
+        """
+        if write.within is None:
+            return True
+        metadata = chunks[0].metadata
+        known = self._fields | metadata.keys()
+        return known.issuperset(dict(write.within.conditions)) and meets(metadata, write.within)
 
     @staticmethod
     def _unmatched(write: Write, id_: str, old: Chunks | None) -> str:

@@ -79,6 +79,16 @@ def test_a_file_is_unchanged_after_an_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_folder_is_not_replaced_by_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path, Path()):
+        with pytest.raises(IsADirectoryError):
+            write_text(folder, "text")
+    assert not list(tmp_path.iterdir())
+
+
 def test_text_is_written_as_utf8(tmp_path: Path) -> None:
     write_text(tmp_path / "f", "血压\n")
     assert (tmp_path / "f").read_bytes() == "血压\n".encode()

@@ -9,9 +9,11 @@ from typing import Any, get_args
 import pytest
 import yaml
 
+from core.records import read_jsonl
 from core.terms import TermList
 from curation import rewording
-from curation.rewording import Part, Rewording, misspell, reword, with_errors
+from curation.rewording import Part, Rewording, misspell, reword, with_errors, write_reworded
+from tests.conftest import write_jsonl
 
 RULES: dict[str, Any] = yaml.safe_load(
     Path(rewording.__file__).with_suffix(".yaml").read_text("utf-8")
@@ -55,6 +57,14 @@ def test_rewordings_are_new_distinct_and_name_their_original(part: Part) -> None
     texts = [m.text for m in made]
     assert len({*texts, *QUERIES.values()}) == len(texts) + len(QUERIES)
     assert not [text for text in texts if "{" in text or "}" in text or "请问" in text]
+
+
+def test_ids_of_a_file_may_be_numbers(tmp_path: Path) -> None:
+    queries = write_jsonl(tmp_path / "queries.jsonl", [{"id": 1, "text": QUERIES["q1"]}])
+    sizes = write_reworded(queries, tmp_path / "made.jsonl", lambda texts: reword(texts, "a"))
+    ((_, made),) = read_jsonl(tmp_path / "made.jsonl")
+    assert sizes == {"queries": 1, "rewordings": 1}
+    assert (made["original"], made["original_text"]) == ("1", QUERIES["q1"])
 
 
 def test_a_text_that_is_only_an_opener_has_no_empty_rewording() -> None:

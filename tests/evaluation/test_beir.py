@@ -83,6 +83,8 @@ def test_a_wrong_field_of_a_document_is_named(
         (["q1\td1"], "not_qrels", {"line": 2}),
         (["q1\td1\tgood"], "not_qrels", {"line": 2}),
         (["q1 d1 1"], "not_qrels", {"line": 2}),
+        (["q1\td1\t99999999999999999999"], "not_qrels", {"line": 2}),
+        (["q1\td1\t1", "q1\td2\t-300000000"], "not_qrels", {"line": 3}),
         (["q1\td1\t1", "q2\td1\t0", "q1\td1\t0"], "contradiction", {"line": 4}),
         ([], "no_judgements", {}),
     ],

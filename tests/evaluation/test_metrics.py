@@ -124,6 +124,9 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
     path.write_text(f"q Q0 a 1 0.5 x\n{line}\n", "utf-8")
     with raises(DataError, code="not_run", path=path, line=2):
         read_run(path)
+    path.write_text("q Q0 a 1 0.5 x\nr Q0 a 1 0.5 x\nq Q0 a 3 0.25 x\n", "utf-8")
+    with raises(DataError, code="contradiction", path=path, line=3):
+        read_run(path)
     path.write_bytes(b"\xff\xfe")
     with raises(DataError, code="not_utf8", path=path):
         read_run(path)

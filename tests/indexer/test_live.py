@@ -106,7 +106,7 @@ def test_requests_of_a_commit_are_one_version_and_apply_in_order(
     a, b = {"_id": "a", "text": "一"}, {"_id": "a", "text": "二"}
     results = live.commit(
         [
-            write(put=(a, {"_id": "bad"})),
+            write(put=(a, {"id": 7}, {"_id": "\n", "text": "一"})),
             write(put=(b,), delete=("d0000",)),
             write(delete=("a",)),
             write(put=(BASE[0],)),
@@ -122,8 +122,8 @@ def test_requests_of_a_commit_are_one_version_and_apply_in_order(
         (0, 1, 0, 0),
     ]
     assert isinstance(results[0], Written)
-    (rejected,) = results[0].rejected
-    assert (rejected.position, rejected.id, rejected.code) == (1, "bad", "invalid_record")
+    found = [(one.position, one.id, one.code) for one in results[0].rejected]
+    assert found == [(1, "7", "invalid_record"), (2, None, "invalid_record")]
     assert len(index.versions()) == 2
     # What is as it was before is not written.
     assert [entry.count for entry in active(index).segments] == [60, 1]
@@ -248,6 +248,19 @@ def test_other_documents_do_not_exist_for_a_bounded_caller(
     gone = one(live, delete_where=parse_filter({}), within=within)
     assert gone.deleted == len(BASE) - len(kept)
     assert content(index) == expected({record["_id"]: record for record in kept})
+
+
+def test_a_bound_with_a_field_that_no_document_has_opens_nothing(
+    live: LiveIndex, index: IndexWriter
+) -> None:
+    id_, before = BASE[0]["_id"], content(index)
+    within = parse_filter({"none": {"not": "x"}})
+    put = (BASE[0] | {"text": "改"}, {"_id": "new", "text": "新"})
+    written = one(live, put=put, patch=((id_, {}),), delete=(id_,), within=within)
+    assert [each.code for each in written.rejected] == ["outside_grant", "outside_grant"]
+    assert written.missing == (id_, id_)
+    assert one(live, delete_where=parse_filter({}), within=within).deleted == 0
+    assert content(index) == before
 
 
 def test_the_last_document_can_be_deleted(live: LiveIndex, index: IndexWriter) -> None:

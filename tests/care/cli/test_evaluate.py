@@ -71,10 +71,11 @@ def command(tmp_path: Path) -> list[str]:
     return ["evaluate", "--index", "x", "--queries", str(queries), "--qrels", str(qrels)]
 
 
-def test_a_missing_folder_of_the_output_is_wrong_usage(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("output", ["none/scores.json", "."])
+def test_an_output_that_cannot_be_written_is_wrong_usage(
+    command: list[str], output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*command, "--output", str(tmp_path / "none" / "scores.json")]) == 2
+    assert main([*command, "--output", str(tmp_path / output)]) == 2
     assert "--output" in capsys.readouterr().err
 
 
