@@ -49,6 +49,7 @@ from models.encoders.factory import (
     resolve_backend,
 )
 from models.pairs import load_pair
+from service.pipeline.served_index import make_stores
 from service.settings import Settings, plain, read_settings
 from stores.token_vectors import token_vector_spec
 
@@ -208,10 +209,11 @@ class LiveIndexes:
         self._encoders: dict[tuple[str, EncoderOptions], LazyEncoder] = {}
         self._lock = Lock()
         self._quotas = Quotas(settings)
+        self._stores = make_stores(settings)
 
     def open(self, name: str) -> BoundedIndex:
         """Opens an index."""
-        index = IndexWriter(self._settings.indexes, name)
+        index = IndexWriter(self._settings.indexes, name, self._stores)
         live = LiveIndex(index, self._encoder(active_manifest(index)))
         return BoundedIndex(live, name, self._quotas)
 
@@ -246,12 +248,16 @@ class LiveIndexes:
             The manifest of the new version, which is deleted by itself like those of writes; or
             None if the index has one segment.
         """
-        active = active_manifest(IndexWriter(self._settings.indexes, name))
+        active = active_manifest(IndexWriter(self._settings.indexes, name, self._stores))
         path, pair = self._pair(active)
         queries = query_encoder(pair, EncoderOptions(threads=1))
         with temporary_folder(self._settings.indexes) as builds:
             given = IndexOptions(
-                pair=path, indexes=self._settings.indexes, builds=builds, threads=1
+                pair=path,
+                indexes=self._settings.indexes,
+                builds=builds,
+                threads=1,
+                milvus_uri=plain(self._settings.milvus_uri) or None,
             )
             base, _, _, options = active_settings(name, given, progress=False)
             return merge(replace(options, live=True), base, self._encoder(base), queries)

@@ -203,14 +203,14 @@ class DocumentReader:
 
     def listed(self, start: int, limit: int) -> list[ListedDocument]:
         """Returns at most `limit` documents that begin in row `start` or later, in row order."""
-        rows = self._beginning(start)[:limit].tolist()
+        rows = self._beginning(start, limit).tolist()
         return [document.listed() for document in self.read(rows)]
 
-    def _beginning(self, start: int) -> RowArray:
-        """Returns the rows from `start` on in which a document begins, int64 [n]."""
+    def _beginning(self, start: int, limit: int) -> RowArray:
+        """Returns the first rows from `start` on in which a document begins, int64 [n]."""
         if self.chunked:
-            return start + np.flatnonzero(self._chunks[start:] == 0)
-        return np.arange(start, self._count)
+            return start + np.flatnonzero(self._chunks[start:] == 0)[:limit]
+        return np.arange(start, min(self._count, start + limit))
 
     def first_chunks(self, rows: RowArray) -> RowArray:
         """Returns the row of the first chunk of each row's document, int64 [n]."""

@@ -1,15 +1,19 @@
 """The rows that match the conditions of a filter."""
 
+import hashlib
+import json
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from core.filter_table import FilterTable
-from core.types import Check, RowArray
+from core.types import Check, Conjunction, RowArray
 
 # A value has a bitmap if at least this share of all rows has it: at most 1,024 bitmaps for each
 # field with one value per document, however many values the field has.
@@ -19,6 +23,8 @@ _FREQUENT = 1 / 1024
 _FEW = 1 / 64
 # Bitmaps that are joined between two checks, about a millisecond.
 _JOINED = 256
+# Rows of recent filters that are kept, and what each entry takes besides [bytes].
+_KEPT_BYTES, _ENTRY_BYTES = 1 << 26, 256
 
 _Mask = NDArray[np.bool_]
 
@@ -92,6 +98,39 @@ class MatchingRows:
             mask[part] = True
         mask[_rows(_joined(bitmaps, check))] = True
         return mask
+
+
+class RecentRows:
+    """The rows of recent filters, `_KEPT_BYTES` in all; thread-safe."""
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[bytes, RowArray] = OrderedDict()
+        self._bytes = 0
+        self._lock = Lock()
+
+    def get(self, conditions: Conjunction) -> RowArray | None:
+        """Returns the rows that meet conditions, if they are kept."""
+        key = _key(conditions)
+        with self._lock:
+            if key in self._rows:
+                self._rows.move_to_end(key)
+            return self._rows.get(key)
+
+    def put(self, conditions: Conjunction, rows: RowArray) -> None:
+        """Keeps rows, which become read-only; forgets those that were used least recently."""
+        key = _key(conditions)
+        rows.flags.writeable = False
+        with self._lock:
+            if key in self._rows or rows.nbytes > _KEPT_BYTES:
+                return
+            self._rows[key] = rows
+            self._bytes += rows.nbytes + _ENTRY_BYTES
+            while self._bytes > _KEPT_BYTES:
+                self._bytes -= self._rows.popitem(last=False)[1].nbytes + _ENTRY_BYTES
+
+
+def _key(conditions: Conjunction) -> bytes:
+    return hashlib.blake2b(json.dumps(conditions.as_json()).encode(), digest_size=16).digest()
 
 
 def _bitmap(rows: RowArray) -> BitMap:

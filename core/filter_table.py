@@ -69,11 +69,15 @@ class FilterTable:
         """Yields the values of a field as JSON, in the order of their labels."""
         return map(self._text, self._spans[field])
 
-    def has(self, field: str, text: bytes) -> bool:
-        """Returns whether a field has a value, given as JSON."""
+    def lacking(self, field: str, texts: Sequence[bytes]) -> list[bytes]:
+        """Returns those of some values, given as JSON, that a field does not have."""
         span = self._spans.get(field, range(0))
-        label = self._first_at(span, text)
-        return label < span.stop and self._text(label) == text
+
+        def has(text: bytes) -> bool:
+            label = self._first_at(span, text)
+            return label < span.stop and self._text(label) == text
+
+        return [text for text in texts if not has(text)]
 
     def has_numbers(self, field: str) -> bool:
         """Returns whether the field has a number in any document."""

@@ -6,19 +6,17 @@ The position of a value in the table is its label, an integer that replaces the 
 the full text, which several tables share, it is a hash of the field and the value.
 """
 
-import hashlib
 import heapq
 import json
 import math
 from array import array
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from threading import Lock
 from typing import Any, Self
 
 import numpy as np
@@ -27,7 +25,7 @@ import pyarrow.compute as pc
 
 from core.conditions import COMPARISONS, filter_field, parse_filter
 from core.errors import IndexVersionError, QueryError
-from core.filter_rows import HashedRequirement, MatchingRows, Requirement
+from core.filter_rows import HashedRequirement, MatchingRows, RecentRows, Requirement
 from core.filter_table import FilterTable, Hashes, encode_value, hash_value
 from core.scratch import scratch
 from core.types import (
@@ -37,6 +35,7 @@ from core.types import (
     Conjunction,
     CountedValue,
     Filter,
+    FilterValue,
     RowArray,
     no_check,
 )
@@ -59,8 +58,6 @@ _BATCH_CHARS, _READ_CHARS = 1 << 25, 1 << 18
 _LISTED, _LISTED_CHARS, _NAME_CHARS = 100, 200, 64
 # Values of a field that are counted.
 _COUNTED = 10_000
-# Rows of recent filters that are kept, and what each entry takes besides [bytes].
-_KEPT_BYTES, _ENTRY_BYTES = 1 << 26, 256
 
 # Field and JSON-encoded value.
 _Key = tuple[str, str]
@@ -219,7 +216,14 @@ class FilterReader:
 
     Raises:
         IndexVersionError: If the file is missing, truncated or of another schema.
+
+    Attributes:
+        by_labels: Whether a search finds rows by their labels sooner than these rows are read.
+        segments: The filters of each segment, if there are several.
     """
+
+    by_labels = False
+    segments: "Sequence[FilterReader]" = ()
 
     def __init__(self, path: Path, fields: Mapping[str, int], count: int) -> None:
         try:
@@ -359,14 +363,13 @@ class FilterReader:
 
     def count_new(self, older: Sequence["FilterReader"]) -> dict[str, int]:
         """Returns the number of values of each field that none of `older` has."""
-        tables = [one._by_label for one in older]
-        return {
-            field: sum(
-                not any(table.has(field, text) for table in tables)
-                for text in self._by_label.texts(field)
-            )
-            for field in self.fields
-        }
+        found = {}
+        for field in self.fields:
+            texts = list(self._by_label.texts(field))
+            for one in older:
+                texts = one._by_label.lacking(field, texts)
+            found[field] = len(texts)
+        return found
 
     def frequent_values(self) -> dict[str, list[CountedValue]]:
         """Returns the first 100 fields by name, each with its 100 most frequent values.
@@ -399,6 +402,10 @@ class FilterReader:
                 found[field] = values
         return found
 
+    def counts(self, values: Mapping[str, Iterable[FilterValue]]) -> dict[str, list[CountedValue]]:
+        """Returns those of some values by field that the index has, with the number of rows."""
+        raise NotImplementedError  # of an index in Milvus, which does not count the values of rows
+
     def values_within(self, rows: RowArray) -> tuple[dict[str, list[CountedValue]], int]:
         """Returns what `frequent_values` does of given rows alone, and the number of their fields.
 
@@ -421,39 +428,6 @@ def _short(values: Sequence[CountedValue]) -> list[CountedValue]:
         for value, count in values
         if not isinstance(value, str) or len(value) <= _LISTED_CHARS
     ]
-
-
-class RecentRows:
-    """The rows of recent filters, `_KEPT_BYTES` in all; thread-safe."""
-
-    def __init__(self) -> None:
-        self._rows: OrderedDict[bytes, RowArray] = OrderedDict()
-        self._bytes = 0
-        self._lock = Lock()
-
-    def get(self, conditions: Conjunction) -> RowArray | None:
-        """Returns the rows that meet conditions, if they are kept."""
-        key = _key(conditions)
-        with self._lock:
-            if key in self._rows:
-                self._rows.move_to_end(key)
-            return self._rows.get(key)
-
-    def put(self, conditions: Conjunction, rows: RowArray) -> None:
-        """Keeps rows, which become read-only; forgets those that were used least recently."""
-        key = _key(conditions)
-        rows.flags.writeable = False
-        with self._lock:
-            if key in self._rows or rows.nbytes > _KEPT_BYTES:
-                return
-            self._rows[key] = rows
-            self._bytes += rows.nbytes + _ENTRY_BYTES
-            while self._bytes > _KEPT_BYTES:
-                self._bytes -= self._rows.popitem(last=False)[1].nbytes + _ENTRY_BYTES
-
-
-def _key(conditions: Conjunction) -> bytes:
-    return hashlib.blake2b(json.dumps(conditions.as_json()).encode(), digest_size=16).digest()
 
 
 class Selection:
@@ -490,6 +464,12 @@ class Selection:
     def labels(self) -> list[Requirement] | None:
         """Returns what is required of the labels of rows; None if only the rows are known."""
         return self._filters.requirements(self._conditions) if self._filters else None
+
+    def parts(self) -> "list[Selection] | None":
+        """Returns the selection in each segment, if its rows are found by labels there."""
+        if self._filters is None or not self._filters.by_labels:
+            return None
+        return [Selection(one, self._conditions) for one in self._filters.segments]
 
     def hashed(self, check: Check = no_check) -> list[HashedRequirement] | None:
         """Returns what `labels` does, as hashes; `check` is as in `FilterReader.rows`."""

@@ -41,13 +41,7 @@ from core.terms import TermList
 from core.text import normalize_text
 from core.versions import read_manifest, with_version
 from indexer.chunking import Chunker
-from indexer.corpus import (
-    Reading,
-    corpus_checksum,
-    corpus_files,
-    corpus_root,
-    warn_about_unread,
-)
+from indexer.corpus import Reading, corpus_checksum, corpus_files, corpus_root, warn_about_unread
 from indexer.encoding import (
     EncodingSummary,
     Executor,
@@ -62,6 +56,7 @@ from indexer.readers.fields import FieldNames
 from indexer.samples import check_space, first_sentences, read_queries, sample_canaries
 from indexer.staging import (
     StagedCorpus,
+    only_in_store,
     read_chunks,
     stage,
     write_version,
@@ -364,8 +359,10 @@ def _write_version(
     store = options.stores.get(options.store)
     choice = store.build(new)
     _check_recall(choice, options)
+    record = _corpus_record(encoded, folder, len(text_rows), len(vectors))
     if options.whole:
         components[WHOLE] = store.write_rest(new, reader, components)
+        components = only_in_store(folder, components)
     return IndexManifest(
         schema_version=SCHEMA_VERSION,
         name=options.name,
@@ -387,7 +384,7 @@ def _write_version(
         },
         components=components,
         fusion=dict(options.fusion) if options.full_text else {},
-        corpus=_corpus_record(encoded, folder, len(text_rows), len(vectors)),
+        corpus=record,
         recall=RecallReport(
             k=RECALL_K,
             queries=len(queries),

@@ -25,6 +25,7 @@ from core.locks import LOCK, LockHolder, exclusive, lock_holder
 from core.manifest import IndexManifest
 from core.verification import verify_files
 from core.versions import IndexFolder, opening, read_manifest, write_manifest
+from stores.milvus.names import read_collection
 from stores.registry import FAISS_ONLY, VectorStores
 from stores.segment import open_segments
 
@@ -135,6 +136,23 @@ class IndexWriter(IndexFolder):
         sync(self.path)
         self.switch(version)
 
+    def latest(self) -> str:
+        """Returns the version that services search, which `CURRENT` then names.
+
+        Of an index that is wholly in Milvus, it can have been activated on another machine.
+        """
+        version = self.active()
+        folder = self.version(version)
+        try:
+            if read_collection(folder) is None or not read_manifest(folder).is_whole:
+                return version
+        except IndexVersionError:  # it is damaged
+            return version
+        latest = self.stores.for_version(folder).active_version(self)
+        if latest != version and self.version(latest).exists():
+            self.set_active(latest)
+        return latest
+
     def next_number(self) -> int:
         """Returns the number of the next version; the index is locked for changes."""
         return max(self.numbers().values(), default=0) + 1
@@ -143,7 +161,9 @@ class IndexWriter(IndexFolder):
         """Activates a version, first in its store, then in `CURRENT`; the index is locked."""
         with self.activating(version):
             folder = self.version(version)
-            self.stores.for_version(folder).activate(self.name, folder)
+            # What a write has added is kept with its base.
+            base = self.version(read_manifest(folder).base)
+            self.stores.for_version(base).activate(self.name, folder)
 
     def check_base(self, base: str | None) -> None:
         """Raises IndexVersionError if `base`, if there is one, is no longer the active version."""

@@ -14,11 +14,13 @@ from pyroaring import BitMap
 from core.canaries import canary_vectors
 from core.encoders import EncoderSpec
 from core.errors import CareError, EmbeddingSpaceError, IndexVersionError
-from core.manifest import FULL_TEXT, IndexManifest, SegmentEntry
+from core.manifest import FULL_TEXT, WHOLE, IndexManifest, SegmentEntry
 from core.text import document_text
 from core.types import Document, FloatArray, RowArray
 from core.versions import IndexFolder, Part, opening, read_manifest, read_parts
+from stores.faiss.store import FaissStore
 from stores.lexical import is_current
+from stores.milvus.names import MEAN
 from stores.registry import FAISS_ONLY, VectorStores
 from stores.segment import Segment, open_segment, parts_of, read_deleted
 from stores.segments import JoinedDocuments, JoinedFilters, JoinedVectors, RowMap
@@ -52,9 +54,11 @@ class IndexState:
             manifest = read_manifest(folder)
             parts = read_parts(folder, manifest, parts_of(known))
             store = stores.for_version(parts[0].folder)
+            files = FaissStore()
             opened = {
-                part.key: known.get(part.key) or open_segment(part, store, full_text=False)
-                for part in parts
+                part.key: known.get(part.key)
+                or open_segment(part, files if at else store, full_text=False)
+                for at, part in enumerate(parts)
             }
             return cls(manifest, parts, opened, read_deleted(folder, manifest))
 
@@ -180,13 +184,15 @@ class IndexState:
 
 
 def check_store(manifest: IndexManifest) -> None:
-    """Raises CareError if the vectors of a version are in another store than files."""
-    if manifest.store != "faiss":
-        message = (
-            f"index '{manifest.name}' takes no writes while it is served, because its vectors "
-        )
-        message += f"are in {manifest.store}: run care update with --add or --delete"
+    """Raises CareError if the vectors of a version are in Milvus, and its documents are not."""
+    if manifest.store != "faiss" and not manifest.is_whole:
+        message = f"index '{manifest.name}' takes no writes while it is served, because only its "
+        message += f"vectors are in {manifest.store}: run care update --store milvus --whole once"
         raise CareError(message, code="no_segments")
+    if manifest.is_whole and MEAN not in manifest.components[WHOLE].settings:
+        message = f"index '{manifest.name}' takes no writes, because it was built by an older "
+        message += "release: build it again with care index --store milvus --whole"
+        raise CareError(message, code="old_full_text")
 
 
 def check_encoder(base: IndexManifest, spec: EncoderSpec) -> None:

@@ -50,7 +50,7 @@ class Changes:
 
 def active_manifest(index: IndexWriter) -> IndexManifest:
     """Returns the manifest of the active version, which is not verified."""
-    return with_version(index.active, lambda version: read_manifest(index.version(version)))
+    return with_version(index.latest, lambda version: read_manifest(index.version(version)))
 
 
 def requested_factory(manifest: IndexManifest) -> str | None:
@@ -86,6 +86,7 @@ def update(
     encoders = document_encoder, query_encoder
     other_components = not same_components(base, options)
     other_components |= (base.store, base.is_whole) != (options.store, options.whole)
+    other_components |= options.whole and bool(base.segments)  # what was written joins its base
     other_fusion = options.full_text and base.fusion != options.fusion
     if not (changes.add or changes.delete or other_components or other_fusion):
         message = "the update has no changes: use --add, --delete, --terms, --lexical-weight, "

@@ -66,11 +66,11 @@ def rollback(index: IndexWriter) -> str:
         IndexVersionError: If there is no such version, it is damaged, or another command activates
             a version at the same time; the active version does not change.
     """
-    current = index.active()
+    current = index.latest()
     previous = _previous(index, current)
     _verify(index, previous)
     with index.changing("rollback"):
-        if (now := index.active()) != current:
+        if (now := index.latest()) != current:
             message = (
                 f"another command activated version {now} of index '{index.name}': nothing is "
                 "changed; roll back again if that version is wrong too"
@@ -128,7 +128,7 @@ def prune(index: IndexWriter, builds: Path, *, keep: int) -> list[str]:
     """
     folder, own_builds = index.path, builds / index.name
     with index.changing("prune"):
-        current = index.active()
+        current = index.latest()
         newest_first = index.versions()[::-1]
         deleted = [
             version

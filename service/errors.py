@@ -30,6 +30,7 @@ _STATUSES = {
     "no_segments": 409,
     "old_full_text": 409,
     "other_encoder": 409,
+    "other_writer": 409,
     "document_changed": 412,
     "body_too_long": 413,
     "url_too_long": 414,
@@ -49,6 +50,7 @@ _STATUSES = {
     "too_many_requests": 503,
     "deadline_exceeded": 504,
     "quota_exceeded": 507,
+    "too_many_changes": 507,
 }
 _REJECTIONS: dict[str, Rejection] = {
     "unauthorized": "key",

@@ -1,12 +1,13 @@
 """Interface of all vector stores: build, open, search, read, activate, drop."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core.canaries import MIN_INDEX_RECALL, canary_vectors
 from core.choices import StoreName as StoreName
@@ -205,6 +206,25 @@ class VectorStore(ABC):
         message = f"{folder} has no documents: they are in the store '{manifest.store}', which "
         message += "has to be set with CARE_STORE"
         raise IndexVersionError(message, code="wrong_store", path=folder)
+
+    def join_text(
+        self,
+        base: LexicalIndex,
+        documents: Sequence[DocumentReader],
+        firsts: Sequence[int],
+        deleted: NDArray[np.bool_],
+    ) -> LexicalIndex:
+        """Returns the full text of a base that `open_rest` opened and of further segments.
+
+        Args:
+            documents: Those of the further segments.
+            firsts: The first row of each of these, and the number of all rows.
+            deleted: bool [rows], rows that no search returns.
+        """
+        raise NotImplementedError
+
+    def claim(self, index: IndexFolder) -> None:  # noqa: B027
+        """Makes this process the one that writes to an index, where others could do so too."""
 
     def active_version(self, index: IndexFolder) -> str:
         """Returns the id of the version that services search; by default that in `CURRENT`."""

@@ -190,6 +190,7 @@ class LexicalIndex:
 
     Attributes:
         count: Number of rows, with the deleted ones.
+        live: Number of rows without them.
         term_list: As given.
         weight: Returns the weight of a term in BM25: its idf, or 0 if no document has it.
 
@@ -228,6 +229,7 @@ class LexicalIndex:
             raise _unreadable(parts[0], "is not a readable full-text index") from error
         self._schema = index.schema
         self.count: int = self._searcher.num_docs
+        self.live = self.count - len(self._deleted)
         self.weight: Callable[[str], float] = lru_cache(_WEIGHTS)(self._weight_of)
 
     def search(
@@ -263,12 +265,11 @@ class LexicalIndex:
         own = self._terms(query, characters=characters)
         wanted = self._meant(query) | dict.fromkeys(own, 1.0)
         highest = (K1 + 1) * sum(self.weight(term) * boost for term, boost in wanted.items())
-        live = self.count - len(self._deleted)
-        if not (highest and live):
+        if not (highest and self.live):
             return np.empty(0, np.float32), np.empty(0, np.int64)
         words = self._words(query) if not characters and len(own) <= _SHORT else []
         find = self._finder(wanted, words, highest, selection, k, check)
-        return with_ties(find, k, k + _TIED, live)
+        return with_ties(find, k, k + _TIED, self.live)
 
     def _finder(
         self,

@@ -102,13 +102,19 @@ def open_segments(
         each[part.key] = own or open_segment(part, files if at else store, full_text=False)
     open_parts = list(each.values())
     rows = RowMap([one.count for one in open_parts], deleted)
-    vectors = join_small([one.vectors for one in open_parts])
+    vectors: Sequence[Vectors] = [one.vectors for one in open_parts]
+    text = open_parts[0].full_text if manifest.is_whole else None
+    if text:
+        others = [one.documents for one in open_parts[1:]]
+        text = store.join_text(text, others, rows.first[1:].tolist(), rows.deleted)
+    if not manifest.is_whole:  # there each segment is searched with its own filters
+        vectors = join_small(vectors)
     tokens = [one.tokens for one in open_parts if one.tokens]
     joined = Segment(
         JoinedDocuments([one.documents for one in open_parts], rows),
         JoinedFilters([one.filters for one in open_parts], manifest.filter_fields, rows),
         JoinedVectors(vectors, RowMap([one.count for one in vectors], deleted)),
-        _open_full_text(parts, open_parts, deleted),
+        text or _open_full_text(parts, open_parts, deleted),
         JoinedTokens(tokens, rows) if len(tokens) == len(parts) else None,
     )
     return Segments(joined, parts, each)

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from core.documents import DocumentReader, StoredDocument
-from core.filter_rows import HashedRequirement
+from core.filter_rows import HashedRequirement, RecentRows
 from core.filter_table import encode_value
-from core.filters import FilterReader, RecentRows, Selection
+from core.filters import FilterReader, Selection, listed_values
 from core.packs import MOST_ROWS
 from core.types import Check, Conjunction, CountedValue, Document, FloatArray, RowArray, no_check
 from stores.base import ScoredRows, Vectors
@@ -117,13 +117,17 @@ class JoinedDocuments(DocumentReader):
             firsts[at] = self._parts[segment].first_chunks(own) + self._map.first[segment]
         return firsts
 
-    def _beginning(self, start: int) -> RowArray:
-        rows = [
-            first + part._beginning(max(0, start - first))
-            for part, (first, _) in zip(self._parts, self._map.spans(), strict=True)
-        ]
-        found = np.concatenate(rows)
-        return found[~self._map.deleted[found]]
+    def _beginning(self, start: int, limit: int) -> RowArray:
+        rows: list[int] = []
+        for part, (first, end) in zip(self._parts, self._map.spans(), strict=True):
+            start = max(start, first)
+            while start < end and len(rows) < limit:
+                found = first + part._beginning(start - first, limit)
+                if not len(found):
+                    break
+                rows += found[~self._map.deleted[found]].tolist()
+                start = int(found[-1]) + 1
+        return np.array(rows[:limit], np.int64)
 
     def read(self, rows: Sequence[int]) -> list[StoredDocument]:
         places = list(map(self._map.locate, rows))
@@ -144,7 +148,8 @@ class JoinedFilters(FilterReader):
     def __init__(
         self, parts: Sequence[FilterReader], fields: Mapping[str, int], rows: RowMap
     ) -> None:
-        self._parts = parts
+        self.segments = self._parts = parts
+        self.by_labels = parts[0].by_labels
         self._map = rows
         self._recent = RecentRows()
         self._set_fields(fields)
@@ -175,7 +180,27 @@ class JoinedFilters(FilterReader):
 
     @cached_property
     def _frequent(self) -> dict[str, list[CountedValue]]:
-        return self.values_within(np.flatnonzero(~self._map.deleted))[0]
+        live = np.flatnonzero(~self._map.deleted)
+        base = self._parts[0]
+        if not base.by_labels:
+            return self.values_within(live)[0]
+        # The labels of all rows of the base are not read, but only those of the deleted ones.
+        end = int(self._map.first[1])
+        added = self.count_values(live[live >= end])
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for field, values in base.counts(
+            {field: [value for value, _ in own] for field, own in added.items()}
+        ).items():
+            counts[field].update({encode_value(value): count for value, count in values})
+        for field, values in base.frequent_values().items():
+            counts[field] |= Counter({encode_value(value): count for value, count in values})
+        for field, values in added.items():
+            counts[field].update({encode_value(value): count for value, count in values})
+        gone = base.count_values(np.flatnonzero(self._map.deleted[:end]))
+        for field, values in gone.items():
+            if field in counts:
+                counts[field] -= Counter({encode_value(value): count for value, count in values})
+        return listed_values(_most_frequent(counts))[0]
 
     def count_values(self, rows: RowArray) -> dict[str, list[CountedValue]]:
         # By JSON: 1 and True are equal keys.
@@ -183,13 +208,19 @@ class JoinedFilters(FilterReader):
         for segment, own, _ in self._map.split(rows):
             for field, values in self._parts[segment].count_values(own).items():
                 counts[field].update({encode_value(value): count for value, count in values})
-        return {
-            field: [
-                (json.loads(value), count)
-                for value, count in sorted(own.items(), key=lambda item: (-item[1], item[0]))
-            ]
-            for field, own in sorted(counts.items())
-        }
+        return _most_frequent(counts)
+
+
+def _most_frequent(counts: Mapping[str, Counter[str]]) -> dict[str, list[CountedValue]]:
+    """Returns the values of each field, given as JSON, the most frequent first."""
+    return {
+        field: [
+            (json.loads(value), count)
+            for value, count in sorted(own.items(), key=lambda item: (-item[1], item[0]))
+        ]
+        for field, own in sorted(counts.items())
+        if own
+    }
 
 
 def join_small(parts: Sequence[Vectors]) -> list[Vectors]:
@@ -225,12 +256,15 @@ class JoinedVectors:
         check: Check = no_check,
     ) -> ScoredRows:
         """Finds the nearest vectors that are not deleted; see `Vectors.search`."""
-        if selection is None:
-            return self._best([self._live(s, query, k, check) for s in range(len(self._parts))], k)
+        within: Sequence[Selection | None] | None = selection.parts() if selection else None
+        if selection is None or within:
+            chosen = within or [None] * len(self._parts)
+            parts = [self._live(s, query, k, check, one) for s, one in enumerate(chosen)]
+            return self._best(parts, k)
         found = []
         for segment, own, _ in self._map.split(selection.rows(check)):
-            chosen = Selection.of_rows(own)
-            scores, rows = self._parts[segment].search(query, k, chosen, check)
+            of_rows = Selection.of_rows(own)
+            scores, rows = self._parts[segment].search(query, k, of_rows, check)
             found.append((scores, rows + self._map.first[segment]))
         return self._best(found, k)
 
@@ -256,12 +290,19 @@ class JoinedVectors:
             vectors[at] = self._parts[segment].take(own)
         return vectors
 
-    def _live(self, segment: int, query: FloatArray, k: int, check: Check) -> ScoredRows:
+    def _live(
+        self,
+        segment: int,
+        query: FloatArray,
+        k: int,
+        check: Check,
+        selection: Selection | None = None,
+    ) -> ScoredRows:
         """Returns the k nearest rows of a segment that are not deleted, and their ties."""
         dead = self._map.dead[segment]
         more = min(k, dead)
         while True:
-            nearest = self._parts[segment].search(query, k + more, None, check)
+            nearest = self._parts[segment].search(query, k + more, selection, check)
             found = self._without_dead(segment, nearest)
             if len(found[1]) >= k or more == dead:
                 return found

@@ -5,24 +5,21 @@ from pathlib import Path
 
 from pyroaring import BitMap
 
-from core import documents
-from core.documents import DocumentReader
 from core.errors import CareError, IndexVersionError
 from core.files import sha256_file, sync
-from core.manifest import FULL_TEXT, SEGMENT_FILE, TOKENS, IndexManifest, UpdateRecord
+from core.manifest import FULL_TEXT, SEGMENT_FILE, TOKENS, WHOLE, IndexManifest, UpdateRecord
 from core.versions import CHECKSUM, MANIFEST, Part, read_manifest
 from indexer.live.version import Carried, Changed, compose, publish
 from indexer.publication import WRITE, IndexWriter
-from indexer.state import IndexState, contents, own_id
-from stores.segment import open_segment
+from indexer.state import IndexState, check_store, contents, own_id
+from stores.segment import Segment, open_segment
 
 
 def active_state(index: IndexWriter) -> IndexState | None:
     """Opens the active version, for `publish_build`; None if there is none that takes writes."""
     try:
-        version = index.active()
-        if read_manifest(index.version(version)).store != "faiss":
-            return None
+        version = index.latest()
+        check_store(read_manifest(index.version(version)))
         return IndexState.open(index, version, stores=index.stores)
     except (CareError, OSError):
         return None
@@ -52,7 +49,9 @@ def publish_build(
         if now is None or start is None:
             return index.place(manifest, folder, base)
         carried, gone, new = _since(start, now)
-        found = DocumentReader(folder / documents.FILE_NAME).find_documents(list(gone | new))
+        found = _opened(index, "", folder / MANIFEST, manifest).documents.find_documents(
+            list(gone | new)
+        )
         if not (carried or found):
             return index.place(manifest, folder, None)
         _check_same(manifest, now.manifest)
@@ -77,7 +76,7 @@ def _written_since(index: IndexWriter, start: IndexState | None) -> IndexState |
     if start is None:
         return None
     try:
-        version = index.active()
+        version = index.latest()
     except IndexVersionError:
         return None
     if version == start.manifest.version:
@@ -131,7 +130,7 @@ def _check_same(manifest: IndexManifest, written: IndexManifest) -> None:
     """Raises IndexVersionError if segments of a version cannot be added to a build."""
 
     def facts(one: IndexManifest) -> list[object]:
-        components = [name in one.components for name in (FULL_TEXT, TOKENS)]
+        components = [name in one.components for name in (FULL_TEXT, TOKENS, WHOLE)]
         return [one.store, one.encoder, one.chunking, *components]
 
     if facts(manifest) != facts(written):
@@ -151,7 +150,13 @@ def _as_segment(index: IndexWriter, manifest: IndexManifest, folder: Path) -> In
     target = index.version(manifest.version)
     folder.rename(target)
     sync(index.path)
-    checksum = sha256_file(target / SEGMENT_FILE)
-    part = Part(f"{target.name} {checksum}", target / SEGMENT_FILE, manifest)
-    opened = open_segment(part, index.stores.get("faiss"), full_text=False)
+    key = f"{target.name} {sha256_file(target / SEGMENT_FILE)}"
+    opened = _opened(index, key, target / SEGMENT_FILE, manifest)
+    part = Part(key, target / SEGMENT_FILE, manifest)
     return IndexState(manifest, [part], {part.key: opened}, BitMap())
+
+
+def _opened(index: IndexWriter, key: str, path: Path, manifest: IndexManifest) -> Segment:
+    """Opens a build, of which a file has the manifest."""
+    store = index.stores.for_version(path.parent)
+    return open_segment(Part(key, path, manifest), store, full_text=False)

@@ -24,7 +24,7 @@ from indexer.chunking import Chunker
 from indexer.encoding import check_encoded
 from indexer.failures import ENCODING_ERRORS, FailureIsolator, IsolationResult
 from indexer.live.joining import Joined, join, segments_to_join, write_joined
-from indexer.live.requests import Parsed, Requests, parse
+from indexer.live.requests import Changes, Parsed, Requests, parse
 from indexer.live.segment import NewSegment, write_segment
 from indexer.live.version import Changed, compose, publish
 from indexer.publication import BUILD_LOCK, LIVE_KEY, WRITE, IndexWriter, is_live
@@ -37,6 +37,9 @@ KEPT, MOST_KEPT = timedelta(hours=1), 1_000
 _RETIRED = 1 / 16
 # With more new or deleted rows than this share of the base, and than these, the base is built anew.
 MOST_CHANGED, LEAST_CHANGED = 0.2, 4_096
+# Rows that may be new, or deleted from a base in Milvus, because services keep segments in memory.
+# With a quarter of them the base is built anew.
+MOST_BESIDE = 32_768
 # Rows of segments that are joined while a build runs, so that the lock for changes is held briefly.
 MOST_JOINED = 511
 _BATCH = 32
@@ -74,7 +77,8 @@ class LiveIndex:
         self._numbers: dict[str, int] = {}
         self._state: IndexState | None = None
         self._chunker: Chunker | None = None
-        self._refresh()
+        base = index.version(self._refresh().manifest.base)
+        index.stores.for_version(base).claim(index)
 
     def commit(self, writes: Sequence[Write]) -> list[Written | CareError]:
         """Applies requests in order, as one version that is on disk and active afterwards.
@@ -106,6 +110,7 @@ class LiveIndex:
         changes = requests.changes()
         manifest = state.manifest
         if changes:
+            self._check_room(state, changes)
             removed = BitMap(row for rows in changes.removed.values() for row in rows)
             replaced = len(changes.removed.keys() & changes.new.keys())
             record = UpdateRecord(
@@ -174,6 +179,8 @@ class LiveIndex:
                     index.remove_deleted()
                     return merged
             except CareError as error:
+                if error.code == "other_writer":  # each write says so
+                    return False
                 if error.code != "locked":
                     raise
             with index.changing("merge"):
@@ -203,8 +210,20 @@ class LiveIndex:
         state = self._refresh()
         base, *others = state.entries
         changed = sum(one.count - one.deleted for one in others) + len(state.deleted)
-        large = changed > max(MOST_CHANGED * base.count, LEAST_CHANGED)
+        most = max(MOST_CHANGED * base.count, LEAST_CHANGED)
+        large = changed > (min(most, MOST_BESIDE // 4) if state.manifest.is_whole else most)
         return large and all(map(state.stores_vectors, range(len(state.parts))))
+
+    def _check_room(self, state: IndexState, changes: Changes) -> None:
+        """Raises CareError if too much would be new or deleted beside a base in Milvus."""
+        base, *others = state.entries
+        removed = sum(map(len, changes.removed.values()))
+        rows = sum(one.count for one in others) + sum(map(len, changes.new.values())) + removed
+        if state.manifest.is_whole and rows + base.deleted > MOST_BESIDE:
+            message = f"index '{self._index.name}' would have more than {MOST_BESIDE:,} rows that "
+            message += "are new or deleted since its base was built: run care update --store "
+            message += "milvus --whole, which builds it anew, or wait until the service has done so"
+            raise CareError(message, code="too_many_changes", limit=MOST_BESIDE)
 
     def _retire(self) -> None:
         """Deletes versions of live writes that are too old or too many, and what they alone needed.
@@ -228,7 +247,7 @@ class LiveIndex:
 
     def _refresh(self) -> IndexState:
         """Returns the active version; segments that are open stay open."""
-        version, before = self._index.active(), self._state
+        version, before = self._index.latest(), self._state
         if before and before.manifest.version == version:
             return before
         known = before.opened if before else None
@@ -249,6 +268,7 @@ class LiveIndex:
         encoded = encoded or _Encoded()
         new = [chunks for one in parsed for chunks in one.documents()]
         found = state.find({chunks[0].parent or chunks[0].id for chunks in new})
+        state.documents.read([row for rows in found.values() for row in rows])  # one request
         texts: dict[str, str] = {}  # with the id of a document that has each
         for chunks in new:
             rows = found.get(chunks[0].parent or chunks[0].id, range(0))

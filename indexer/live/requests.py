@@ -189,8 +189,9 @@ class Requests:
         conditions = write.delete_where
         if write.within:
             conditions &= self._state.filters.check({}, write.within)
-        for row in self._state.filters.rows(conditions).tolist():
-            document = self._state.documents[row]
+        rows = self._state.filters.rows(conditions).tolist()
+        for row, stored in zip(rows, self._state.documents.read(rows), strict=True):
+            document = stored.document()
             id_ = own_id(document)
             if document.chunk == 0 and id_ not in self._own and id_ not in self._after:
                 self._rows[id_] = range(row, row + document.chunks)

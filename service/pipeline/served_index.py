@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
+from core.choices import SearchDevice
 from core.errors import CareError, IndexVersionError, describe
 from core.manifest import IndexManifest
 from core.versions import CURRENT, IndexFolder, read_manifest, with_version
@@ -61,11 +62,16 @@ class _Seen:
     served: VersionFiles | None  # of the served version
 
 
+def make_stores(settings: Settings, device: SearchDevice = "cpu") -> VectorStores:
+    """Returns the stores of vectors; FAISS searches on a device."""
+    uri = plain(settings.milvus_uri)
+    address = MilvusAddress(uri, plain(settings.milvus_token), settings.milvus_timeout_ms / 1000)
+    return VectorStores(address if uri else None, device)
+
+
 def open_store(settings: Settings) -> VectorStore:
     """Returns the store of the vectors; CareError if Milvus or the GPU is not available."""
-    milvus = plain(settings.milvus_uri), plain(settings.milvus_token)
-    address = MilvusAddress(*milvus, settings.milvus_timeout_ms / 1000)
-    return VectorStores(address, settings.faiss_device).get(settings.store)
+    return make_stores(settings, settings.faiss_device).get(settings.store)
 
 
 class Opened(Protocol):

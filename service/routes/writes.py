@@ -35,7 +35,7 @@ from service.writes import before_deadline, changes
 write_routes = routes_for(Depends(RequireRole("write")), tags=["documents"])
 
 _TAG = re.compile(r'\*|"[\x21\x23-\x7e]*"')
-_ERRORS = (400, 401, 403, 404, 409, 413, 415, 422, 429, 503, 504)
+_ERRORS = (400, 401, 403, 404, 409, 413, 415, 422, 429, 503, 504, 507)
 
 Wait = Annotated[
     Literal["accepted"] | None,
@@ -70,7 +70,6 @@ _WRITTEN: dict[str, Any] = {
     "/documents",
     *_ERRORS,
     412,
-    507,
     openapi_extra=schemas.DOCUMENTS_BODY,
     **_WRITTEN,
 )

@@ -23,6 +23,8 @@ COLLECTION = "vectors.milvus"
 VERSIONS = "care__versions"
 
 ROW, VECTOR, LABELS = "row", "vector", "labels"
+# The setting of a whole version that has the mean number of terms of a row.
+MEAN = "mean_terms"
 # The inner product of unit vectors is their cosine similarity.
 METRIC = "IP"
 # Maximum number of hits of a search in Milvus, and of results of a query.

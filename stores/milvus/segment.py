@@ -1,4 +1,4 @@
-"""Documents, filter values, full text and token vectors of a whole version, read from Milvus.
+"""Documents, filter values and token vectors of a whole version, read from Milvus.
 
 The classes have the interface of those that read files. `stores/milvus/tables.py` says what is in
 the collections. Rows never change, so what is read of them can be kept.
@@ -6,30 +6,26 @@ the collections. Rows never change, so what is read of them can be kept.
 
 import json
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
-from threading import Lock
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pyroaring import BitMap
 
-from core.analysis import terms
 from core.conditions import COMPARISONS
 from core.documents import (
     DocumentReader,
-    ListedDocument,
     StoredDocument,
     column_names,
     stored,
 )
 from core.errors import IndexVersionError
-from core.filter_rows import Requirement
+from core.filter_rows import RecentRows, Requirement
 from core.filter_table import FilterTable, label_spans
-from core.filters import FilterReader, RecentRows, Selection
+from core.filters import FilterReader
 from core.manifest import TOKENS, IndexManifest
-from core.terms import TermList
 from core.types import (
     Check,
     Conjunction,
@@ -39,31 +35,25 @@ from core.types import (
     RowArray,
     no_check,
 )
-from stores.base import ScoredRows
-from stores.lexical import WHOLE, LexicalIndex, idf
 from stores.milvus.collection import STRONG, Collection, Entity
 from stores.milvus.names import (
     LABELS,
     MAX_HITS,
     MAX_LABELS,
-    METRIC,
     ROW,
     labels_expression,
     rows_expression,
 )
 from stores.milvus.tables import (
     COUNT,
+    FIELD,
     ID_KEY,
     IS_NUMBER,
     KEY,
     LABEL,
     NUMBER,
-    NUMBERS,
     PARENT_KEY,
     RANK,
-    TERM,
-    TERM_KEY,
-    TERMS,
     VALUE,
     hash_of,
     nearest_float,
@@ -73,9 +63,9 @@ from stores.milvus.tables import (
 _T = TypeVar("_T")
 
 # Rows of a request that reads texts, and of one that reads numbers.
-_READ, _SCAN = 1024, MAX_HITS
-# Values of a field that are counted; entries that are kept of conditions and of terms.
-_COUNTED, _KEPT, _KEPT_TERMS = 10_000, 1024, 1 << 16
+READ, _SCAN = 1024, MAX_HITS
+# Values of a field that are counted; entries that are kept of conditions; rows that are kept.
+_COUNTED, _KEPT, _KEPT_ROWS = 10_000, 1024, 4096
 
 
 def check_count(table: Collection, expected: int, manifest: IndexManifest) -> None:
@@ -92,11 +82,13 @@ def _windows(start: int, end: int, size: int, of: str = ROW) -> Iterator[str]:
         yield f"{of} >= {first} and {of} < {min(end, first + size)}"
 
 
-def _both(*conditions: str) -> str:
+def both(*conditions: str) -> str:
+    """Joins conditions by `and`, without those that are empty."""
     return " and ".join(filter(None, conditions))
 
 
-def _parts(values: Sequence[int], size: int) -> Iterator[list[int]]:
+def parts(values: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Yields values, `size` at a time."""
     for start in range(0, len(values), size):
         yield list(values[start : start + size])
 
@@ -106,15 +98,18 @@ class MilvusDocuments(DocumentReader):
 
     def __init__(self, rows: Collection, count: int, *, chunked: bool) -> None:
         self._rows = rows
+        self._recent: dict[int, Entity] = {}  # writes read the same rows several times
         self._count = count
         self.chunked = chunked
         self._columns = column_names(chunked=chunked)
 
     def read(self, rows: Sequence[int]) -> list[StoredDocument]:
-        found: dict[int, Entity] = {}
-        for part in _parts(list(dict.fromkeys(rows)), _READ):
+        recent = self._recent
+        found = {row: recent[row] for row in rows if row in recent}
+        for part in parts([row for row in dict.fromkeys(rows) if row not in found], READ):
             read = self._rows.query(rows_expression(part), [ROW, *self._columns])
             found |= {entity[ROW]: entity for entity in read}
+        self._recent = found if len(recent) > _KEPT_ROWS else recent | found
         if missing := [row for row in rows if row not in found]:
             if not 0 <= missing[0] < self._count:
                 raise IndexError(f"row {missing[0]} is out of range: there are {self._count} rows")
@@ -123,8 +118,8 @@ class MilvusDocuments(DocumentReader):
         return stored([found[row] for row in rows], chunked=self.chunked)
 
     def __iter__(self) -> Iterator[Document]:
-        for start in range(0, self._count, _READ):
-            for one in self.read(range(start, min(self._count, start + _READ))):
+        for start in range(0, self._count, READ):
+            for one in self.read(range(start, min(self._count, start + READ))):
                 yield one.document()
 
     def find(self, id_: str, within: RowArray | None = None) -> range:
@@ -147,22 +142,22 @@ class MilvusDocuments(DocumentReader):
     def find_rows(self, ids: Sequence[str]) -> dict[str, int]:
         return {entity["id"]: entity[ROW] for entity in self._with("id", ID_KEY, ids)}
 
-    def listed(self, start: int, limit: int) -> list[ListedDocument]:
-        rows: list[int] = []
+    def _beginning(self, start: int, limit: int) -> RowArray:
         if not self.chunked:
-            rows = list(range(start, min(self._count, start + limit)))
-        windows = _windows(start, self._count, max(limit, _READ)) if self.chunked else iter(())
+            return np.arange(start, min(self._count, start + limit))
+        rows: list[int] = []
+        windows = _windows(start, self._count, max(limit, READ))
         while len(rows) < limit and (window := next(windows, None)):
-            found = self._rows.query(_both(window, "chunk == 0"), [ROW])
+            found = self._rows.query(both(window, "chunk == 0"), [ROW])
             rows += sorted(entity[ROW] for entity in found)
-        return [one.listed() for one in self.read(rows[:limit])]
+        return np.array(rows[:limit], np.int64)
 
     def first_chunks(self, rows: RowArray) -> RowArray:
         if not self.chunked:
             return rows
         chunk = np.zeros(len(rows), np.int64)
-        for start in range(0, len(rows), _READ):
-            own = rows[start : start + _READ].tolist()
+        for start in range(0, len(rows), READ):
+            own = rows[start : start + READ].tolist()
             found = self._rows.query(rows_expression(own), [ROW, "chunk"])
             by_row = {entity[ROW]: entity["chunk"] for entity in found}
             chunk[start : start + len(own)] = [by_row[row] for row in own]
@@ -172,9 +167,9 @@ class MilvusDocuments(DocumentReader):
         """Returns the rows that have one of some ids in a column, whose hashes another has."""
         wanted = set(ids)
         found: list[Entity] = []
-        for part in _parts([hash_of(id_) for id_ in wanted], _READ):
+        for part in parts([hash_of(id_) for id_ in wanted], READ):
             fields = [ROW, name, *(["chunks"] if also else ())]
-            found += self._rows.query(_both(f"{key} in {part}", also), fields)
+            found += self._rows.query(both(f"{key} in {part}", also), fields)
         return [entity for entity in found if entity[name] in wanted]
 
 
@@ -207,9 +202,16 @@ class MilvusValues(FilterTable):
     def labels(self, field: str, values: Sequence[FilterValue]) -> RowArray:
         found: list[int] = []
         if field in self.spans:
-            for part in _parts([value_key(field, value) for value in values], _READ):
+            for part in parts([value_key(field, value) for value in values], READ):
                 found += [e[LABEL] for e in self._values.query(f"{KEY} in {part}", [LABEL])]
         return np.array(sorted(found), np.int64)
+
+    def lacking(self, field: str, texts: Sequence[bytes]) -> list[bytes]:
+        keys = {value_key(field, json.loads(text)): text for text in texts}
+        for part in parts(list(keys), READ) if field in self.spans else ():
+            for entity in self._values.query(f"{KEY} in {part}", [KEY]):
+                del keys[entity[KEY]]
+        return list(keys.values())
 
     def labels_in_range(
         self, field: str, bounds: Sequence[tuple[str, float]], check: Check = no_check
@@ -225,7 +227,7 @@ class MilvusValues(FilterTable):
         labels = []
         for window in _windows(span.start, span.stop, _SCAN, LABEL):
             check()
-            found = self._values.query(_both(window, IS_NUMBER, *limits), [LABEL, VALUE])
+            found = self._values.query(both(window, IS_NUMBER, *limits), [LABEL, VALUE])
             for entity in found:
                 number = json.loads(entity[VALUE])
                 if all(COMPARISONS[name](number, bound) for name, bound in bounds):
@@ -239,6 +241,8 @@ class MilvusFilters(FilterReader):
     Args:
         fields: Number of values of each field: their labels follow each other, by name.
     """
+
+    by_labels = True
 
     def __init__(
         self, rows: Collection, values: Collection, fields: Mapping[str, int], count: int
@@ -266,11 +270,11 @@ class MilvusFilters(FilterReader):
                 rows = self._scan(labels_expression(fitting)[0], check)
             for one in required:
                 if len(one.labels) > MAX_LABELS and len(rows):
-                    parts = [
+                    having = [
                         self._scan(labels_expression([Requirement(part)])[0], check)
                         for part in np.array_split(one.labels, -(-len(one.labels) // MAX_LABELS))
                     ]
-                    rows = rows[np.isin(rows, np.concatenate(parts), invert=one.excluded)]
+                    rows = rows[np.isin(rows, np.concatenate(having), invert=one.excluded)]
             self._recent.put(conditions, rows)
         return rows
 
@@ -314,7 +318,7 @@ class MilvusFilters(FilterReader):
 
     def count_values(self, rows: RowArray) -> dict[str, list[CountedValue]]:
         counts = np.zeros(sum(self.fields.values()), np.int64)
-        for part in _parts(rows.tolist(), _READ):
+        for part in parts(rows.tolist(), READ):
             for entity in self._rows_table.query(rows_expression(part), [LABELS]):
                 counts[list(entity[LABELS])] += 1
         found = {}
@@ -326,9 +330,18 @@ class MilvusFilters(FilterReader):
                 found[field] = [(values[label], int(counts[label])) for label in labels]
         return found
 
+    def counts(self, values: Mapping[str, Iterable[FilterValue]]) -> dict[str, list[CountedValue]]:
+        """Returns the values of each field that a row has, with the number of rows."""
+        keys = {value_key(field, one): field for field, own in values.items() for one in own}
+        found: dict[str, list[CountedValue]] = defaultdict(list)
+        for part in parts(list(keys), READ):
+            for entity in self._values.query(f"{KEY} in {part}", [FIELD, VALUE, COUNT]):
+                found[entity[FIELD]].append((json.loads(entity[VALUE]), entity[COUNT]))
+        return found
+
     def _values_of(self, labels: Sequence[int]) -> dict[int, Any]:
         values = {}
-        for part in _parts(labels, _READ):
+        for part in parts(labels, READ):
             for entity in self._values.query(f"{LABEL} in {part}", [LABEL, VALUE]):
                 values[entity[LABEL]] = json.loads(entity[VALUE])
         return values
@@ -338,130 +351,8 @@ class MilvusFilters(FilterReader):
         rows: list[int] = []
         for window in _windows(0, self._count, _SCAN):
             check()
-            rows += [e[ROW] for e in self._rows_table.query(_both(window, condition), [ROW])]
+            rows += [e[ROW] for e in self._rows_table.query(both(window, condition), [ROW])]
         return np.array(sorted(rows), np.int64)
-
-
-class MilvusFullText(LexicalIndex):
-    """The full text of a version: BM25 as the inner product of sparse vectors.
-
-    The vector of a row has the share of each of its terms, that of a query the idf of its terms.
-    """
-
-    def __init__(
-        self, rows: Collection, terms_: Collection, count: int, term_list: TermList | None
-    ) -> None:
-        self._rows, self._terms_table = rows, terms_
-        self._terms = partial(terms, names=True)
-        self.term_list = term_list
-        self._deleted = BitMap()
-        self.count = count
-        self.weight = self._weight_of
-        # Number and weight of terms; 0 for those that no document has.
-        self._known: dict[str, tuple[int, float]] = {}
-        self._learning = Lock()
-
-    def search(
-        self,
-        query: str,
-        k: int,
-        selection: Selection | None = None,
-        check: Check = no_check,
-        *,
-        characters: bool = True,
-    ) -> ScoredRows:
-        self._learn(query)
-        return super().search(query, k, selection, check, characters=characters)
-
-    def idf(self, query: str) -> float:
-        self._learn(query)
-        return super().idf(query)
-
-    def _learn(self, query: str) -> None:
-        """Reads what is to be known of all terms of a query in one request."""
-        own = terms(query, characters=False, names=False)
-        self._read_terms({*terms(query), *own, *self._meant(query)})
-
-    def _read_terms(self, wanted: set[str]) -> None:
-        new = wanted - self._known.keys()
-        if not new:
-            return
-        fields = [TERM, NUMBER, COUNT]
-        found = {}
-        for part in _parts([hash_of(term) for term in new], _READ):
-            for entity in self._terms_table.query(f"{TERM_KEY} in {part}", fields):
-                found[entity[TERM]] = entity[NUMBER], idf(self.count, entity[COUNT])
-        with self._learning:
-            if len(self._known) > _KEPT_TERMS:
-                self._known = {}
-            self._known |= {term: found.get(term, (0, 0.0)) for term in new}
-
-    def _of(self, term: str) -> tuple[int, float]:
-        while (known := self._known.get(term)) is None:
-            self._read_terms({term})
-        return known
-
-    def _weight_of(self, term: str) -> float:
-        return self._of(term)[1]
-
-    def _finder(
-        self,
-        wanted: Mapping[str, float],
-        words: Sequence[Sequence[set[str]]],
-        highest: float,
-        selection: Selection | None,
-        k: int,
-        check: Check,
-    ) -> Callable[[int], ScoredRows]:
-        known = {term: self._of(term) for term in wanted}
-        total = sum(known[term][1] * boost for term, boost in wanted.items())
-        query = {
-            known[term][0]: known[term][1] * boost / total
-            for term, boost in wanted.items()
-            if known[term][1]
-        }
-        condition, passing = "", None
-        if selection:
-            condition, complete = labels_expression(selection.labels() or ())
-            passing = None if complete else selection.rows(check)
-        whole = " and ".join(f"({' or '.join(map(self._having_all, ways))})" for ways in words)
-        has_rows = selection is None or selection.count(check) > 0
-
-        def best(condition: str, wanted: int) -> ScoredRows:
-            fetch = min(wanted, MAX_HITS)
-            while True:
-                check()
-                scores, rows = self._rows.nearest(TERMS, query, fetch, condition, _HOW)
-                found = len(rows)
-                kept = scores > 0
-                if passing is not None:
-                    kept &= np.isin(rows, passing, assume_unique=True)
-                scores, rows = scores[kept], rows[kept]
-                if len(rows) >= wanted or found < fetch or fetch == MAX_HITS:
-                    return scores[:wanted], rows[:wanted]
-                fetch = min(4 * fetch, MAX_HITS)
-
-        def find(wanted: int) -> ScoredRows:
-            if not has_rows:
-                return np.empty(0, np.float32), np.empty(0, np.int64)
-            scores, rows = best(condition, wanted)
-            if not whole:
-                return scores, rows
-            first, own = best(_both(condition, whole), wanted)
-            others = ~np.isin(rows, own)
-            scores = np.concatenate([first + np.float32(WHOLE), scores[others]])
-            rows = np.concatenate([own, rows[others]])
-            order = np.argsort(-scores, kind="stable")[:wanted]
-            return scores[order], rows[order]
-
-        return find
-
-    def _having_all(self, way: set[str]) -> str:
-        numbers = sorted(self._of(term)[0] for term in way)
-        return f"array_contains_all({NUMBERS}, {numbers})"
-
-
-_HOW = {"metric_type": METRIC, "params": {}}
 
 
 class MilvusTokenRows:
@@ -475,7 +366,7 @@ class MilvusTokenRows:
 
     def take(self, rows: RowArray) -> tuple[NDArray[np.uint8], RowArray]:
         found: dict[int, bytes] = {}
-        for part in _parts(rows.tolist(), _READ):
+        for part in parts(rows.tolist(), READ):
             for entity in self._rows.query(rows_expression(part), [ROW, TOKENS]):
                 found[entity[ROW]] = b64decode(entity[TOKENS])
         own = [np.frombuffer(found[row], np.uint8) for row in rows.tolist()]

@@ -3,12 +3,15 @@
 import json
 import logging
 import re
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pymilvus import DataType, MilvusClient, MilvusException
 
 from core.breaker import UnavailableError
@@ -28,24 +31,25 @@ from stores.base import (
     VectorStore,
     check_vectors,
 )
+from stores.lexical import LexicalIndex
 from stores.milvus import names
 from stores.milvus.collection import MILVUS_ERRORS, STRONG, Collection, Guard, error_name
-from stores.milvus.names import COLLECTION, LABELS, MAX_LABELS, METRIC, ROW, VECTOR, VERSIONS
-from stores.milvus.segment import (
-    MilvusDocuments,
-    MilvusFilters,
-    MilvusFullText,
-    MilvusTokenRows,
-    check_count,
-)
-from stores.milvus.tables import index_scalars, write_tables
+from stores.milvus.full_text import JoinedFullText, MilvusFullText
+from stores.milvus.names import COLLECTION, LABELS, MAX_LABELS, MEAN, METRIC, ROW, VECTOR, VERSIONS
+from stores.milvus.segment import MilvusDocuments, MilvusFilters, MilvusTokenRows, check_count
+from stores.milvus.tables import batches, index_scalars, write_tables
 from stores.milvus.vectors import MilvusVectors, search_many
 from stores.milvus.versions import (
+    KEY,
     NAME,
     PART,
     PART_FIELDS,
+    PARTS,
+    TEXT,
+    Head,
     create_versions,
-    version_parts,
+    folder_parts,
+    remove_passing,
     write_fetched,
 )
 from stores.recall import Parameters, choose_parameters
@@ -57,6 +61,8 @@ _LONG_TIMEOUT = 600.0
 # Milvus rejects messages of more than 64 MB.
 _INSERT_BYTES = 16 << 20
 _INSERT_ROWS = 4096
+# Parts of files that are read at once, 13 MB at most, and the time-out of writing some of 8 MB [s].
+_READ_PARTS, _PARTS_TIMEOUT = 200, 20.0
 # Of the tables of a whole version.
 _FORMAT = 1
 # Calls wait for a connection up to their time-out. By default the client retries with waits that
@@ -94,23 +100,58 @@ class MilvusStore(VectorStore):
         del self._client._handler._on_rpc_error
         self._timeout = timeout
         self._guard = Guard()
+        self._process = uuid.uuid4().hex
+        self._writes: set[str] = set()  # indexes that this process writes
+        self._put: set[str] = set()  # names of folders whose parts Milvus has
 
     def active_version(self, index: IndexFolder) -> str:
-        """Returns the version to whose collection the alias points.
+        """Returns the version in the head of an index, else that of its alias.
 
-        If it is whole and the index has no folder of it, the folder is made, with manifest and
-        term list.
+        Folders of a whole version that the index does not have are made, with manifest, term list
+        and segments that were written.
         """
+        head = self._head(index.name)
+        version = head.version if head else self._version_of_alias(index)
+        needed = dict.fromkeys([*(head.folders if head else ()), version])
+        if gone := [name for name in needed if not index.version(name).exists()]:
+            for name in gone:
+                self._fetch(index, name, passing=name != next(iter(needed)))
+            if index.version(version).exists():
+                write_text(index.path / CURRENT, version + "\n")
+                remove_passing(index, needed)
+        return version
+
+    def _version_of_alias(self, index: IndexFolder) -> str:
         alias = names.alias_name(index.name)
         with _milvus_request("describe the alias"):
             if not self._client.has_collection(alias, timeout=self._timeout):
                 message = f"Milvus has no alias '{alias}': build the index with --store milvus"
                 raise IndexVersionError(message, code="no_active_version", alias=alias)
             found = self._client.describe_alias(alias, timeout=self._timeout)
-        version = names.version_of(found["collection_name"])
-        if not index.version(version).exists():
-            self._fetch(index, version)
-        return version
+        return names.version_of(found["collection_name"])
+
+    def claim(self, index: IndexFolder) -> None:
+        """Names this process in the head, which others then find there when they write.
+
+        It does so once, so that of two processes only the last one writes. What a killed process
+        has left of versions that it did not activate is deleted.
+        """
+        if index.name in self._writes:
+            return
+        version = self.active_version(index)
+        head = self._head(index.name) or Head(version, (version,))
+        self._move(index.name, replace(head, writer=self._process))
+        self._writes.add(index.name)
+        left = {entity[NAME] for entity in self._versions(f"{PART} == 0", [NAME])}
+        needed = {names.collection_name(index.name, one) for one in (*head.folders, head.version)}
+        with _milvus_request("delete what a killed process has left"):
+            for name in left - needed:
+                if (
+                    names.index_of(name) == index.name
+                    and not index.version(names.version_of(name)).exists()
+                    and not self._client.has_collection(name, timeout=self._timeout)
+                ):
+                    self._delete_parts(name)
 
     def build(self, new: NewVectors) -> SearchChoice:
         """Creates the collection of a new version, inserts its vectors, indexes and loads it.
@@ -174,7 +215,7 @@ class MilvusStore(VectorStore):
         collection = names.collection_name(new.index, new.version)
         tokens = open_token_vectors(new.folder, components.get(TOKENS), len(documents))
         with _milvus_request("write the documents"):
-            terms = write_tables(
+            terms, mean = write_tables(
                 self._client,
                 collection,
                 documents,
@@ -184,7 +225,7 @@ class MilvusStore(VectorStore):
                 progress=new.progress,
             )
         size = (new.folder / FILE_NAME).stat().st_size
-        settings = {"terms": terms, "document_bytes": size // len(documents)}
+        settings = {"terms": terms, MEAN: mean, "document_bytes": size // len(documents)}
         return Component(format=_FORMAT, settings=settings)
 
     def open(self, folder: Path, manifest: IndexManifest) -> MilvusVectors:
@@ -224,7 +265,8 @@ class MilvusStore(VectorStore):
         except UnavailableError as error:
             raise StoreError("a request to Milvus failed or timed out") from error
         if FULL_TEXT in manifest.components:
-            text = MilvusFullText(rows, terms, count, read_terms(folder, manifest, USED))
+            given = read_terms(folder, manifest, USED)
+            text = MilvusFullText(rows, terms, count, given, whole.settings.get(MEAN, 0.0))
         if spec := token_vector_spec(manifest):
             tokens = TokenVectors(MilvusTokenRows(rows), spec)
         chunked = manifest.chunking is not None
@@ -243,14 +285,28 @@ class MilvusStore(VectorStore):
         return Collection(self._client, collection, self._timeout, self._guard)
 
     def activate(self, name: str, folder: Path) -> None:
-        """Points the alias of an index to the collection of a version, atomically.
+        """Points the alias of an index to the collection of a base, then its head to the version.
 
-        Before it, the manifest of a whole version is written to Milvus, for services without files.
+        Before it, files of a whole version are written to Milvus, for services without files. Each
+        step is atomic. The head counts, if there is one.
+
+        Raises:
+            CareError: `other_writer`, if this process writes the index and another one does too.
         """
-        collection, alias = names.read_collection(folder), names.alias_name(name)
         manifest = read_manifest(folder)
+        head = self._own_head(name)
+        segments = [one.folder for one in manifest.segments] or [folder.name]
         if manifest.is_whole:
-            self._put(folder, manifest)
+            for one in dict.fromkeys([*segments, folder.name]):
+                self._put_folder(name, folder.with_name(one))
+            head = self._own_head(name)
+        if head is None or head.folders[0] != segments[0]:
+            collection = names.read_collection(folder.with_name(segments[0])) or ""
+            self._point(names.alias_name(name), collection)
+        if head or manifest.is_whole:
+            self._move(name, Head(folder.name, tuple(segments), head.writer if head else ""))
+
+    def _point(self, alias: str, collection: str) -> None:
         with _milvus_request("switch the alias"):
             if self._client.has_collection(alias, timeout=self._timeout):
                 self._client.alter_alias(collection, alias, timeout=self._timeout)
@@ -258,7 +314,9 @@ class MilvusStore(VectorStore):
                 self._client.create_alias(collection, alias, timeout=self._timeout)
 
     def is_active(self, folder: Path) -> bool:
-        """Returns whether an alias points to the collection of a version."""
+        """Returns whether the head of an index needs a version, or an alias its collection."""
+        if head := self._head(folder.absolute().parent.name):
+            return folder.name in (head.version, *head.folders)
         collection = names.read_collection(folder)
         with _milvus_request("list aliases"):
             if not self._client.has_collection(collection, timeout=self._timeout):
@@ -274,23 +332,82 @@ class MilvusStore(VectorStore):
                     self._client.drop_collection(one, timeout=self._timeout)
             if self._client.has_collection(VERSIONS, timeout=self._timeout):
                 self._client.load_collection(VERSIONS, timeout=_LONG_TIMEOUT)
-                own = f'{NAME} == "{collection}"'
-                self._client.delete(VERSIONS, filter=own, timeout=self._timeout)
+                self._delete_parts(collection or "")
 
-    def _put(self, folder: Path, manifest: IndexManifest) -> None:
-        """Writes manifest and small files of a whole version to the collection of versions."""
-        collection = names.read_collection(folder) or ""
-        parts = version_parts(collection, folder, manifest)
+    def _delete_parts(self, name: str) -> None:
+        self._client.delete(VERSIONS, filter=f'{NAME} == "{name}"', timeout=self._timeout)
+        self._put.discard(name)
+
+    def join_text(
+        self,
+        base: LexicalIndex,
+        documents: Sequence[DocumentReader],
+        firsts: Sequence[int],
+        deleted: NDArray[np.bool_],
+    ) -> LexicalIndex:
+        assert isinstance(base, MilvusFullText)
+        return JoinedFullText(base, documents, firsts, deleted)
+
+    def _put_folder(self, index: str, folder: Path) -> None:
+        """Writes the files of a folder to the collection of versions, unless it has them.
+
+        The folder first gets the name under which Milvus has them, with which they are deleted.
+        """
+        name = names.collection_name(index, folder.name)
+        if name in self._put:
+            return
+        if not (folder / COLLECTION).exists():
+            write_text(folder / COLLECTION, f"{name}\n")
         with _milvus_request("write the manifest"):
             if not self._client.has_collection(VERSIONS, timeout=self._timeout):
                 create_versions(self._client)
-            self._client.upsert(VERSIONS, parts, timeout=self._timeout)
+        own = f'{NAME} == "{name}"'
+        there = self._versions(own, [PARTS])
+        if not there or len(there) != there[0][PARTS]:
+            parts = folder_parts(name, folder)
+            with _milvus_request("write the manifest"):
+                if there:
+                    self._delete_parts(name)
+                for batch in batches(parts):
+                    self._client.insert(VERSIONS, batch, timeout=_PARTS_TIMEOUT)
+            # A part of a request can fail without an error.
+            if (count := len(self._versions(own, [PARTS]))) != len(parts):
+                message = f"Milvus has {count} of {len(parts)} parts of version {folder.name}: "
+                raise StoreError(f"{message}try again", version=folder.name)
+        self._put.add(name)
 
-    def _fetch(self, index: IndexFolder, version: str) -> None:
-        """Makes the folder of a whole version; none if Milvus has no manifest of it."""
+    def _fetch(self, index: IndexFolder, version: str, *, passing: bool) -> None:
+        """Makes a folder of a whole version; none if Milvus has no files of it."""
         name = names.collection_name(index.name, version)
-        if found := self._versions(f'{NAME} == "{name}"', PART_FIELDS):
-            write_fetched(index, version, found)
+        first = self._versions(f'{NAME} == "{name}" and {PART} == 0', PART_FIELDS)
+        found = list(first)
+        for start in range(1, first[0][PARTS] if first else 0, _READ_PARTS):
+            window = f"{PART} >= {start} and {PART} < {start + _READ_PARTS}"
+            found += self._versions(f'{NAME} == "{name}" and {window}', PART_FIELDS)
+        if found:
+            write_fetched(index, version, found, passing=passing)
+
+    def _head(self, index: str) -> Head | None:
+        """Returns the head of an index, as it is now."""
+        found = self._versions(f'{KEY} == "{names.alias_name(index)}"', [TEXT])
+        return Head.of(found[0][TEXT]) if found else None
+
+    def _own_head(self, index: str) -> Head | None:
+        """Returns the head of an index; CareError if this and another process write it."""
+        head = self._head(index)
+        if head and index in self._writes and head.writer != self._process:
+            message = f"another service writes index '{index}' in Milvus, and only one can: send "
+            message += "writes to that one, or restart this service, which then takes its place"
+            raise CareError(message, code="other_writer", index=index)
+        return head
+
+    def _move(self, index: str, head: Head) -> None:
+        """Replaces the head of an index; after a StoreError it is not known whether it is."""
+        with _milvus_request("move the head"):
+            self._client.upsert(VERSIONS, [head.row(index)], timeout=self._timeout)
+        if self._head(index) != head:
+            message = f"another process has changed index '{index}' in Milvus at the same time: "
+            raise StoreError(f"{message}try again", index=index)
 
     def _versions(self, condition: str, fields: Sequence[str]) -> list[dict[str, Any]]:
         """Returns fields of the rows of the collection of versions."""

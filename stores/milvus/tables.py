@@ -72,7 +72,7 @@ def write_tables(
     full_text: bool,
     tokens: TokenVectors | None,
     progress: bool,
-) -> int:
+) -> tuple[int, float]:
     """Writes the tables of the version whose vectors are in a collection.
 
     Args:
@@ -80,7 +80,7 @@ def write_tables(
         tokens: The token vectors of the rows, if the version has some.
 
     Returns:
-        The number of terms.
+        The number of terms, and how many a row has on average.
 
     Raises:
         CareError: `too_large_for_milvus`, if a field of a document has more bytes than Milvus
@@ -100,7 +100,7 @@ def write_tables(
         | (text if full_text else {NO_VECTOR: DataType.FLOAT_VECTOR}),
     )
     with progress_bar("milvus", show=progress, total=len(documents)) as bar:
-        for batch in _batches(_rows(documents, filters, known, tokens)):
+        for batch in batches(_rows(documents, filters, known, tokens)):
             client.insert(rows, batch, timeout=_TIMEOUT)
             bar.update(len(batch))
     _load(client, rows, [ID_KEY, PARENT_KEY, LABELS, *([NUMBERS] if full_text else ())])
@@ -120,7 +120,14 @@ def write_tables(
     create_table(client, values, own | {NO_VECTOR: float_})
     _insert(client, values, _values(filters))
     _load(client, values, [KEY, RANK])
-    return len(known.numbers) if known else 0
+    return (len(known.numbers), known.mean) if known else (0, 0.0)
+
+
+def term_shares(document: Document, mean: float) -> dict[str, float]:
+    """Returns what each term contributes to BM25 beside its idf, given the mean number of terms."""
+    counts = Counter(terms(document_text(document.title, document.text)))
+    norm = K1 * (1 - _B + _B * _stored_length(counts.total()) / (mean or 1.0))
+    return {term: n / (n + norm) for term, n in counts.items()}
 
 
 class _Terms:
@@ -133,15 +140,13 @@ class _Terms:
             own = terms(document_text(document.title, document.text))
             self._counts.update(set(own))
             total += len(own)
-        self._mean = total / len(documents)
+        self.mean = total / len(documents)
         self.numbers = {term: number for number, term in enumerate(self._counts, 1)}
 
     def shares(self, document: Document) -> dict[int, float]:
-        """Returns what each term contributes to BM25 beside its idf, by the number of the term."""
-        counts = Counter(terms(document_text(document.title, document.text)))
-        norm = K1 * (1 - _B + _B * _stored_length(counts.total()) / (self._mean or 1.0))
-        shares = {self.numbers[term]: n / (n + norm) for term, n in counts.items()}
-        return shares or {_NO_TERM: 1.0}
+        """Returns the shares of terms by their numbers."""
+        shares = term_shares(document, self.mean)
+        return {self.numbers[term]: share for term, share in shares.items()} or {_NO_TERM: 1.0}
 
     def entities(self) -> Iterator[Entity]:
         for term, number in self.numbers.items():
@@ -264,11 +269,12 @@ def index_scalars(client: MilvusClient, name: str, fields: Iterable[str]) -> Non
 
 
 def _insert(client: MilvusClient, name: str, entities: Iterable[Entity]) -> None:
-    for batch in _batches(entities):
+    for batch in batches(entities):
         client.insert(name, batch, timeout=_TIMEOUT)
 
 
-def _batches(entities: Iterable[Entity]) -> Iterator[list[Entity]]:
+def batches(entities: Iterable[Entity]) -> Iterator[list[Entity]]:
+    """Yields entities in groups that a request takes."""
     batch: list[Entity] = []
     size = 0
     for entity in entities:

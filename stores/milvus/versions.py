@@ -1,96 +1,146 @@
-"""The collection of versions: manifest and small files of each whole version in Milvus.
+"""The collection of versions: small files of whole versions in Milvus, and the heads of indexes.
 
-A row has a part of a JSON text, because a VARCHAR holds 65,535 bytes. The alias of an index says
-which of its versions is active.
+A row has a part of a JSON text, because a VARCHAR holds 65,535 bytes: the files of one folder. The
+folder of a build has none of those whose content is in its collections. That of a write has the
+files of its segment. The head of an index is one row: which version is active, the folders that it
+needs, and which process writes. Its upsert is all that changes anything for services.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 from pymilvus import DataType, MilvusClient
 
 from core.errors import IndexVersionError
-from core.files import sync_folder, write_text, writing_in
-from core.manifest import TERMS, IndexManifest
+from core.files import remove_folder, sync_folder, writing_in
+from core.manifest import NAME as FILE_NAME
+from core.manifest import IndexManifest
 from core.scratch import temporary_folder
-from core.versions import CURRENT, IndexFolder, write_new_manifest
-from stores.milvus.names import COLLECTION, VERSIONS
+from core.versions import MANIFEST, IndexFolder, manifest_text
+from stores.milvus.names import VERSIONS, alias_name
 from stores.milvus.tables import NO_VECTOR, create_table
 
 NAME, PART, PARTS, TEXT = "name", "part", "parts", "text"
 PART_FIELDS = [PART, PARTS, TEXT]
-_KEY = "key"
+KEY = "key"
+# The number of a head, which is no part; its name is the alias of the index.
+HEAD = -1
 # Characters of a part: they take 4 bytes each at most, and a VARCHAR holds 65,535.
 _PART_CHARS = 16_000
+_FILES, _BINARY, _OLD_MANIFEST = "files", "binary", "manifest"
+# Is in folders of writes that were fetched, and how long these are kept.
+_PASSING, _KEPT = ".fetched", timedelta(hours=1)
+_PATH = re.compile(f"({FILE_NAME}/)?{FILE_NAME}")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is active of an index: a version, and the folders that it needs, the base first."""
+
+    version: str
+    folders: tuple[str, ...]
+    writer: str = ""  # the process that writes; "" for none
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        content = json.loads(text)
+        return cls(content["version"], tuple(content["folders"]), content["writer"])
+
+    def row(self, index: str) -> dict[str, Any]:
+        """Returns the row of an index that has this head."""
+        return _row(alias_name(index), alias_name(index), HEAD, 0, json.dumps(asdict(self)))
 
 
 def create_versions(client: MilvusClient) -> None:
     """Creates the collection of versions."""
-    texts = dict.fromkeys((_KEY, NAME, TEXT), DataType.VARCHAR)
+    texts = dict.fromkeys((KEY, NAME, TEXT), DataType.VARCHAR)
     numbers = dict.fromkeys((PART, PARTS), DataType.INT64)
     create_table(client, VERSIONS, {**texts, **numbers, NO_VECTOR: DataType.FLOAT_VECTOR})
 
 
-def version_parts(collection: str, folder: Path, manifest: IndexManifest) -> list[dict[str, Any]]:
-    """Returns the rows that keep the version in a folder, whose vectors a collection has."""
-    without = {
-        name: one if name == TERMS else one.model_copy(update={"files": {}})
-        for name, one in manifest.components.items()
-    }
-    files = {COLLECTION: manifest.files[COLLECTION]}
-    manifest = manifest.model_copy(update={"files": files, "components": without})
-    texts = {name: (folder / name).read_text("utf-8") for name in manifest.all_files}
-    content = {"manifest": json.loads(manifest.model_dump_json()), "files": texts}
+def folder_parts(collection: str, folder: Path) -> list[dict[str, Any]]:
+    """Returns the rows that keep the files of a folder, under the name of its collection."""
+    content: dict[str, dict[str, str]] = {_FILES: {}, _BINARY: {}}
+    for path in sorted(folder.rglob("[!.]*")):
+        if path.is_file():
+            name, data = path.relative_to(folder).as_posix(), path.read_bytes()
+            try:
+                content[_FILES][name] = data.decode()
+            except UnicodeDecodeError:
+                content[_BINARY][name] = b64encode(data).decode()
     text = json.dumps(content, ensure_ascii=False)
     parts = [text[at : at + _PART_CHARS] for at in range(0, len(text), _PART_CHARS)]
     return [
-        {_KEY: f"{collection}/{at}", NAME: collection, NO_VECTOR: [0.0]}
-        | {PART: at, PARTS: len(parts), TEXT: part}
+        _row(f"{collection}/{at}", collection, at, len(parts), part)
         for at, part in enumerate(parts)
     ]
 
 
-def write_fetched(index: IndexFolder, version: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Makes the folder of a version from its rows, and names it in `CURRENT`.
+def _row(key: str, name: str, part: int, parts: int, text: str) -> dict[str, Any]:
+    return {KEY: key, NAME: name, PART: part, PARTS: parts, TEXT: text, NO_VECTOR: [0.0]}
 
-    Processes can do so at the same time: one of them makes the folder.
+
+def write_fetched(
+    index: IndexFolder, name: str, rows: Sequence[Mapping[str, Any]], *, passing: bool = False
+) -> None:
+    """Makes a folder of an index from its rows.
+
+    Processes can do so at the same time: one of them makes the folder. One that is `passing` is
+    removed by `remove_passing`.
 
     Raises:
-        IndexVersionError: If a part is missing, or the text is not that of a version.
+        IndexVersionError: If a part is missing, or the text is not that of a folder of this name.
         CareError: If the folder cannot be written.
     """
     parts = {row[PART]: row[TEXT] for row in rows}
-    reason = f"Milvus: collection '{VERSIONS}' has no whole manifest of version {version} of index "
+    reason = f"Milvus: collection '{VERSIONS}' has no whole manifest of version {name} of index "
     wrong = IndexVersionError(
-        f"{reason}'{index.name}': activate it again", code="unreadable_version", version=version
+        f"{reason}'{index.name}': activate it again", code="unreadable_version", version=name
     )
     if len(parts) != rows[0][PARTS]:
         raise wrong
     try:
         content = json.loads("".join(parts[at] for at in range(len(parts))))
-        manifest = IndexManifest.model_validate(content["manifest"])
-        # These are names of files, which the manifest has checked.
-        names = manifest.name, manifest.version, set(content["files"])
-        if names != (index.name, version, set(manifest.all_files)):
+        files = {path: text.encode() for path, text in content[_FILES].items()}
+        files |= {path: b64decode(text) for path, text in content.get(_BINARY, {}).items()}
+        if _OLD_MANIFEST in content:
+            manifest = IndexManifest.model_validate(content[_OLD_MANIFEST])
+            files[MANIFEST] = manifest_text(manifest).encode()
+        if MANIFEST in files:
+            known = json.loads(files[MANIFEST])
+            if (known["name"], known["version"]) != (index.name, name):
+                raise wrong
+        if not all(map(_PATH.fullmatch, files)):
             raise wrong
-    except (ValueError, ValidationError, LookupError, TypeError) as error:
+    except (ValueError, ValidationError, LookupError, TypeError, AttributeError) as error:
         raise wrong from error
     with writing_in(index.path):
         index.path.mkdir(parents=True, exist_ok=True)
         with temporary_folder(index.path) as temporary:
-            folder = temporary / version
-            folder.mkdir()
-            for name, text in content["files"].items():
-                (folder / name).parent.mkdir(exist_ok=True)
-                (folder / name).write_text(text, encoding="utf-8")
-            write_new_manifest(folder, manifest)
+            folder = temporary / name
+            for path, data in files.items():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_bytes(data)
+            if passing:
+                (folder / _PASSING).touch()
             sync_folder(folder)
-            try:
-                folder.rename(index.version(version))
-            except OSError:
-                if not index.version(version).exists():  # else another process was faster
-                    raise
-        write_text(index.path / CURRENT, version + "\n")
+            with suppress(OSError):
+                folder.rename(index.version(name))
+        if not index.version(name).exists():  # else another process was faster
+            raise wrong
+
+
+def remove_passing(index: IndexFolder, needed: Collection[str]) -> None:
+    """Removes folders of writes that were fetched, are older than an hour and not needed."""
+    oldest = f"{datetime.now(UTC) - _KEPT:%Y%m%dT%H%M%S.%fZ}"
+    for mark in index.path.glob(f"[!.]*/{_PASSING}"):
+        if mark.parent.name not in needed and mark.parent.name < oldest:
+            remove_folder(mark.parent)
