@@ -206,6 +206,7 @@ def _measure_caches(
     """Searches as fast as they are answered, half of them repeated, beside writes at a rate."""
     traffic = Traffic(queries, 1, Mix(filtered=0, batches=0))
     asked = [traffic.draw()[2]["query"] for _ in range(100_000)]
+    half = len(asked) // 2
     rounds: dict[str, list[float]] = {}
     ways = {"with the cache of vectors": (), "without it": (_WITHOUT_VECTORS,)}
     for _ in range(options.rounds):
@@ -213,10 +214,10 @@ def _measure_caches(
             with start({"WORKERS": "1"}, *code) as service:
                 url = service.url
                 Connection(url).ask("PUT", "/documents", next(new))
-                _search(url, asked, options.seconds)
+                _search(url, asked[:half], options.seconds)
                 before = _lookups(url)
                 with _beside(partial(_put_singly, url, new, options.seconds, options.writes)):
-                    done = len(_search(url, asked, options.seconds))
+                    done = len(_search(url, asked[half:], options.seconds))
                 after = _lookups(url)
             rounds.setdefault(f"queries per second {way}", []).append(done / options.seconds)
             for tier in ("memory", "vectors"):

@@ -107,7 +107,7 @@ def update(folder: Path, name: str) -> None:
             "strace",
             "-f",
             "--seccomp-bpf",
-            "-qq",
+            "-qqy",
             "-e",
             "trace=fsync,fdatasync",
             "-o",
