@@ -27,16 +27,19 @@ from tests.engines.distributed.conftest import milvus_settings
 from tests.engines.distributed.milvus_server import MilvusAt, MilvusServer
 from tests.errors import error_code, raises
 from tests.indexer.builds import build_options
+from tests.service.conftest import wait_until
 
 QUERIES = [f"{record['title']}护理要点" for record in make_records(12)]
 UNAVAILABLE = "unavailable"
 
 
-def ask(address: str, path: str, body: Any = None) -> tuple[int, Any, float]:
+def ask(
+    address: str, path: str, body: Any = None, method: str | None = None
+) -> tuple[int, Any, float]:
     """Returns status, content and seconds."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
-    request = urllib.request.Request(address + path, data, headers)
+    request = urllib.request.Request(address + path, data, headers, method=method)
     started = time.monotonic()
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
@@ -90,6 +93,35 @@ def test_a_service_process_gives_the_same_hits_and_reloads_under_load(
             asking.wait_for(second)
         assert asking.statuses == {200}
         assert asking.versions == [first, second, first, second]
+
+
+def test_processes_of_two_services_write_and_follow(tmp_path: Path, milvus: MilvusAt) -> None:
+    pair = load_pair("care-mini")
+    encoders = OnnxEncoder(pair.document, pair.folder, 1), OnnxEncoder(pair.query, pair.folder, 1)
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(20))
+    build(
+        build_options(tmp_path, corpus, store="milvus", stores=milvus.stores, whole=True), *encoders
+    )
+    how = {"STORE": "milvus", "MILVUS_URI": milvus.uri, "API_KEYS": ADMIN_KEY}
+    how |= {"MILVUS_TIMEOUT_MS": "20000", "TIMEOUT_MS": "30000", "WATCH_SECONDS": "1"}
+
+    def ids(address: str) -> set[str]:
+        status, answer, _ = ask(address, "/search", {"query": "术后第一天可以下床吗", "top_k": 3})
+        assert status == 200, answer
+        return {hit["id"] for hit in answer["hits"]}
+
+    with (
+        running_service(tmp_path / "one", "test", WORKERS="2", **how) as first,
+        running_service(tmp_path / "two", "test", **how) as second,
+    ):
+        new = {"_id": "new", "text": "术后第一天可在护士陪同下床活动。"}
+        status, answer, _ = ask(first.url, "/documents", new, "PUT")
+        assert status == 200, answer
+        assert all("new" in ids(first.url) for _ in range(6))  # in both workers
+        wait_until(lambda: "new" in ids(second.url))
+        assert ask(first.url, "/documents/new", method="DELETE")[1]["deleted"] == 1
+        assert not any("new" in ids(first.url) for _ in range(6))
+        wait_until(lambda: "new" not in ids(second.url))
 
 
 class Asking:

@@ -1,5 +1,6 @@
 """Documents written over HTTP to an index that is wholly in Milvus."""
 
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -7,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
@@ -19,11 +21,13 @@ from core.text import document_text
 from core.types import Document
 from core.versions import IndexFolder, read_manifest
 from core.writes import Write, Written
+from indexer.build import build
 from indexer.live import index as live_index
 from indexer.live.index import LiveIndex
 from indexer.publication import IndexWriter
 from indexer.update import Changes, merge, update
 from indexer.versions import prune, rollback
+from search.snapshot import load_index
 from service.app import create_app
 from service.settings import Settings
 from stores.lexical import idf
@@ -32,8 +36,8 @@ from stores.milvus.store import MilvusStore
 from stores.milvus.tables import term_shares
 from stores.registry import MilvusAddress, VectorStores
 from stores.segment import Segment
-from tests.conftest import Builder, make_records
-from tests.encoders import BigramEncoder
+from tests.conftest import Builder, make_records, write_jsonl
+from tests.encoders import LATE_INTERACTION, BigramEncoder, TokenBigramEncoder
 from tests.engines.distributed.conftest import milvus_settings
 from tests.engines.distributed.milvus_server import MilvusAt, MilvusServer
 from tests.engines.distributed.test_milvus_search import CHUNKING, assert_same, filters, records
@@ -425,3 +429,44 @@ def test_a_service_builds_its_base_anew(
     for refuse in (lambda: indexes.create("new", "test", []), lambda: indexes.delete("test")):
         with raises(CareError, "no_segments"):
             refuse()
+
+
+def test_an_index_that_has_only_an_alias_takes_writes(
+    tmp_path: Path, build_version: Builder, milvus: MilvusAt
+) -> None:
+    build_version(make_records(20), stores=milvus.stores, **WHOLE)
+    with milvus.client() as client:  # as an earlier release has written it
+        client.load_collection(VERSIONS)
+        rows = client.query(VERSIONS, filter="part >= 0", output_fields=["*"])
+        client.delete(VERSIONS, filter="part >= -1")
+        text = "".join(row["text"] for row in sorted(rows, key=lambda row: row["part"]))
+        files = json.loads(text)["files"]
+        del files["manifest.sha256"]
+        old = {"manifest": json.loads(files.pop("manifest.json")), "files": files}
+        client.insert(VERSIONS, [rows[0] | {"part": 0, "parts": 1, "text": json.dumps(old)}])
+    assert "d0003" in found(milvus, tmp_path / "one")
+    assert isinstance(put(new_live(milvus, tmp_path / "two"), "first"), Written)
+    assert found(milvus, tmp_path / "one") & {"d0003", "first"} == {"d0003", "first"}
+
+
+def test_token_vectors_of_base_and_segments_are_scored_together(
+    tmp_path: Path, milvus: MilvusAt
+) -> None:
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(20))
+    options = build_options(
+        tmp_path, corpus, stores=milvus.stores, token_vectors=LATE_INTERACTION.stored, **WHOLE
+    )
+    encoder = TokenBigramEncoder("document")
+    build(options, encoder, BigramEncoder())
+    live = LiveIndex(options.index, encoder)
+    assert isinstance(put(live, "first"), Written)
+    tokens = (
+        load_index(
+            IndexFolder(tmp_path / "one", "test"), BigramEncoder(), milvus.stores.get("milvus")
+        )
+    ).segment.tokens
+    assert tokens
+    query = TokenBigramEncoder().encode_token_vectors(["流感患者first的要点"])[1][0]
+    scores = tokens.scores(query, np.arange(21))
+    assert scores.argmax() == 20
+    assert scores[3] == pytest.approx(tokens.scores(query, np.array([3]))[0])
