@@ -295,7 +295,7 @@ PARQUET = parquet([{"_id": "a", "text": "x"}])
 NOT_UTF8 = pa.StringArray.from_buffers(
     1, pa.array([0, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xfe")
 )
-GZIP = gzip.compress("\n".join(map(json.dumps, make_records(100))).encode())
+GZIP = gzip.compress("\n".join(map(json.dumps, make_records(100))).encode(), mtime=0)
 
 
 BEYOND = pa.StructArray.from_arrays([FAR], ["when"])
