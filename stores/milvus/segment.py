@@ -64,8 +64,8 @@ _T = TypeVar("_T")
 
 # Rows of a request that reads texts, and of one that reads numbers.
 READ, _SCAN = 1024, MAX_HITS
-# Values of a field that are counted; entries that are kept of conditions; rows that are kept.
-_COUNTED, _KEPT, _KEPT_ROWS = 10_000, 1024, 4096
+# Values of a field that are counted; entries that are kept of conditions.
+_COUNTED, _KEPT = 10_000, 1024
 
 
 def check_count(table: Collection, expected: int, manifest: IndexManifest) -> None:
@@ -94,11 +94,12 @@ def parts(values: Sequence[int], size: int) -> Iterator[list[int]]:
 
 
 class MilvusDocuments(DocumentReader):
-    """The documents of a version."""
+    """The documents of a version; some rows that were read are kept if `kept` is not 0."""
 
-    def __init__(self, rows: Collection, count: int, *, chunked: bool) -> None:
+    def __init__(self, rows: Collection, count: int, *, chunked: bool, kept: int = 0) -> None:
         self._rows = rows
-        self._recent: dict[int, Entity] = {}  # writes read the same rows several times
+        self._recent: dict[int, Entity] = {}
+        self._kept = kept
         self._count = count
         self.chunked = chunked
         self._columns = column_names(chunked=chunked)
@@ -109,7 +110,8 @@ class MilvusDocuments(DocumentReader):
         for part in parts([row for row in dict.fromkeys(rows) if row not in found], READ):
             read = self._rows.query(rows_expression(part), [ROW, *self._columns])
             found |= {entity[ROW]: entity for entity in read}
-        self._recent = found if len(recent) > _KEPT_ROWS else recent | found
+        if self._kept:
+            self._recent = found if len(recent) > self._kept else recent | found
         if missing := [row for row in rows if row not in found]:
             if not 0 <= missing[0] < self._count:
                 raise IndexError(f"row {missing[0]} is out of range: there are {self._count} rows")

@@ -63,6 +63,8 @@ _INSERT_BYTES = 16 << 20
 _INSERT_ROWS = 4096
 # Parts of files that are read at once, 13 MB at most, and the time-out of writing some of 8 MB [s].
 _READ_PARTS, _PARTS_TIMEOUT = 200, 20.0
+# Rows that are kept where an index is written, because writes read the same ones several times.
+_KEPT_ROWS = 4096
 # Of the tables of a whole version.
 _FORMAT = 1
 # Calls wait for a connection up to their time-out. By default the client retries with waits that
@@ -270,7 +272,9 @@ class MilvusStore(VectorStore):
         if spec := token_vector_spec(manifest):
             tokens = TokenVectors(MilvusTokenRows(rows), spec)
         chunked = manifest.chunking is not None
-        return StoredRest(MilvusDocuments(rows, count, chunked=chunked), filters, text, tokens)
+        kept = _KEPT_ROWS if manifest.name in self._writes else 0
+        read = MilvusDocuments(rows, count, chunked=chunked, kept=kept)
+        return StoredRest(read, filters, text, tokens)
 
     def _open(self, collection: str) -> Collection:
         with _milvus_request("open a collection"):
