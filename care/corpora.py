@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from care.options import several
 from core.errors import CorpusError
 from core.scratch import temporary_folder
 
@@ -43,7 +44,7 @@ def corpus_path(corpus: Corpus, builds: Path) -> Iterator[str]:
             return
         path = folder / "documents.jsonl"
         with path.open("w", encoding="utf-8") as written:
-            for number, document in enumerate(corpus, start=1):
+            for number, document in enumerate(several(corpus, "corpus"), start=1):
                 # ASCII, so that half a surrogate pair reaches the reader, which rejects it.
                 written.write(f"{_document_line(document, number)}\n")
         yield str(path)

@@ -13,14 +13,17 @@ _NAME = re.compile(r"[\w.-]+")
 def missing(extra: str) -> list[str]:
     """Returns the names of the packages of an extra that are not installed.
 
-    Of a checkout that is not installed itself nothing is known: the list is empty.
+    Of a checkout that is not installed itself nothing is known: the list is empty. CareError if an
+    older release is installed, which has no such extra.
     """
     try:
         facts = metadata(_DISTRIBUTION)
     except PackageNotFoundError:
         return []
     if extra not in facts.get_all("Provides-Extra", []):
-        raise ValueError(f"{_DISTRIBUTION} {facts['Version']} has no extra '{extra}'")
+        message = f"the installed {_DISTRIBUTION} is older than this code, without the extra "
+        message += f"'{extra}': in a checkout, pip install -c constraints.txt -e ."
+        raise CareError(message, code="not_installed", extras=(extra,), packages=[])
     lines = facts.get_all("Requires-Dist", [])
     wanted = [line for line in lines if f'extra == "{extra}"' in line]
     return [name for line in wanted for name in _NAME.findall(line)[:1] if not installed(name)]

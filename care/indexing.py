@@ -360,8 +360,6 @@ def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[
     resolved = replace(
         options,
         full_text=full_text,
-        indexes=Path(options.indexes),
-        builds=Path(options.builds),
         store=options.store or "faiss",
         whole=bool(options.whole),
         threads=options.threads or available_cpus(),
@@ -426,7 +424,7 @@ def _terms(options: IndexOptions, base: IndexManifest | None = None) -> TermList
         return given if given.terms else None
     if base is None or not options.full_text:
         return None
-    folder = IndexFolder(Path(options.indexes), base.name)
+    folder = IndexFolder(options.indexes, base.name)
     return read_terms(folder.version(base.base), base, GIVEN)
 
 

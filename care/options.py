@@ -2,12 +2,12 @@
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from inspect import cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import typer
 from typer import Option
@@ -21,6 +21,7 @@ from core.choices import (
     Dtype,
     StoreName,
 )
+from core.errors import CareError
 
 if TYPE_CHECKING:
     from stores.registry import VectorStores
@@ -81,6 +82,14 @@ def in_a_folder(path: Path | None) -> Path | None:
     if path and path.is_dir():
         raise typer.BadParameter(f"{path} is a folder.")
     return path
+
+
+def several(values: Any, argument: str) -> Any:
+    """Returns what an argument has; CareError if it is one text or mapping instead of several."""
+    if isinstance(values, str | bytes | Mapping):
+        message = f"{argument} is one {type(values).__name__}: give a list"
+        raise CareError(message, code="not_a_list", argument=argument)
+    return values
 
 
 def file(help: str, *names: str, **more: Any) -> Any:
@@ -299,6 +308,20 @@ class IndexOptions:
         ),
     ] = None
     milvus_uri: MilvusUri = _setting("CARE_MILVUS_URI", str, None)  # noqa: RUF009
+
+    def __post_init__(self) -> None:
+        """Takes paths as text too; CareError if the command line would refuse a number."""
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            value, option = getattr(self, name), hint.__metadata__[0]
+            if isinstance(value, str) and Path in (hint.__origin__, *get_args(hint.__origin__)):
+                object.__setattr__(self, name, Path(value))
+            try:
+                if option.min is not None and value is not None and value < option.min:
+                    raise typer.BadParameter(f"{value} is less than {option.min}.")
+                if option.callback:
+                    option.callback(value)
+            except (TypeError, typer.BadParameter) as error:
+                raise CareError(f"{name}: {error}", code="invalid_option", option=name) from error
 
 
 @_documented

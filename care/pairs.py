@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from care.options import setting
+from care.options import setting, several
 from core import encoders
 from core.choices import DEFAULT_PAIR, Backend, Dtype
 from core.encoders import Encoder
@@ -58,7 +58,7 @@ class Pair:
             PairError: If the files of the encoder are missing or wrong.
             ProviderError: If a library that the encoder needs is not installed.
         """
-        texts = [normalize_text(query) for query in queries]
+        texts = [normalize_text(query) for query in several(queries, "queries")]
         return self._encode(self._queries, texts, batch_size)
 
     def encode_documents(
@@ -144,7 +144,7 @@ def load_pair(
 
 
 def _document_texts(documents: Iterable[Mapping[str, Any] | str]) -> Iterator[str]:
-    for position, document in enumerate(documents):
+    for position, document in enumerate(several(documents, "documents")):
         if isinstance(document, str):
             yield document_text("", document)
             continue

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from pydantic import ValidationError
 
-from care.options import Location, setting, vector_stores
+from care.options import Location, setting, several, vector_stores
 from core.choices import DEFAULT_PAIR
 from core.encoders import Encoder, Pair
 from core.errors import CareError, QueryError
@@ -207,10 +207,10 @@ class SearchIndex:
             QueryError: If the query is empty or too long, a number is out of range, or the filter
                 or the limit is not valid for the index. `error.field` names the argument.
         """
-        how: dict[str, Any] = {"filter": filter, "min_score": min_score, "collapse": collapse}
-        how |= {"mode": mode, "explain": explain, "evidence": evidence, "limit_per": limit_per}
-        how["rerank"] = rerank
-        return self.search_many([query], top_k, **how)[0]
+        how: dict[str, object] = {"top_k": top_k, "filter": filter, "min_score": min_score}
+        how |= {"collapse": collapse, "mode": mode, "explain": explain, "evidence": evidence}
+        how |= {"limit_per": limit_per, "rerank": rerank}
+        return self._search([("", query)], how)[0]
 
     def search_many(
         self,
@@ -228,16 +228,28 @@ class SearchIndex:
     ) -> list[SearchHits]:
         """Returns the hits of each query, in the order of the queries.
 
-        Queries are encoded in batches; arguments and errors are those of `search`.
+        Queries are encoded in batches; arguments and errors are those of `search`, and
+        `error.field` also names the position of a query, as in `queries.3.query`.
         """
+        how: dict[str, object] = {"top_k": top_k, "filter": filter, "min_score": min_score}
+        how |= {"collapse": collapse, "mode": mode, "explain": explain, "evidence": evidence}
+        how |= {"limit_per": limit_per, "rerank": rerank}
+        listed = enumerate(several(queries, "queries"))
+        return self._search([(f"queries.{n}.", query) for n, query in listed], how)
+
+    def _search(
+        self, queries: Sequence[tuple[str, str]], how: Mapping[str, object]
+    ) -> list[SearchHits]:
+        """Returns the hits of queries, each with its place in errors."""
         snapshot = self._open
-        shared: dict[str, object] = {"top_k": top_k, "filter": filter or {}}
-        shared |= {"min_score": min_score, "collapse": collapse, "mode": mode, "explain": explain}
-        shared |= {"evidence": evidence, "limit_per": limit_per, "rerank": rerank}
-        checked = [
-            checked_query(snapshot, _query({"query": query, **shared}), _LIMITS)
-            for query in queries
-        ]
+        shared = {**how, "filter": how["filter"] or {}}
+        checked = []
+        for place, query in queries:
+            try:
+                asked = _query({"query": query, **shared})
+                checked.append(checked_query(snapshot, asked, _LIMITS))
+            except QueryError as error:
+                raise error.of(place) from None
         hits: list[SearchHits] = []
         for start in range(0, len(checked), _BATCH):
             batch = checked[start : start + _BATCH]

@@ -86,6 +86,11 @@ class QueryError(CareError):
         super().__init__(message, code=code, field=field, **more)
         self.field = field
 
+    def of(self, place: str) -> "QueryError":
+        """Returns the error of a query in a place, such as `queries.3.`, which its field names."""
+        more = {name: value for name, value in self.fields.items() if name != "field"}
+        return QueryError(place + self.field, str(self), code=self.code, **more)
+
 
 class EmbeddingServerError(CareError):
     """An embedding server cannot be reached, rejects requests, or fails repeatedly."""

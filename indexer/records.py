@@ -1,6 +1,7 @@
 """Checks of one record of a corpus: a document, or the reason why it cannot be indexed."""
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -190,6 +191,8 @@ def _check_field(name: str, content: Any) -> None:
     for value in content if isinstance(content, list) else (content,):
         if isinstance(value, str):
             _check_length(field, value, limits.MAX_VALUE_CHARS, "characters", "shorten it")
+        elif isinstance(value, int) and abs(value) > sys.float_info.max:  # no filter could ask it
+            raise _RecordError(f"{field} has a number beyond 1.7e308: write it as text")
 
 
 def _check_length(

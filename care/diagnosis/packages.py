@@ -9,6 +9,7 @@ from pathlib import Path
 from care.diagnosis.finding import Finding
 from care.extras import missing
 from care.gpu_builds import LIBRARIES, Library, installed
+from core.errors import CareError
 
 # What the extras that users install are for.
 _EXTRAS = {
@@ -51,7 +52,11 @@ def check_packages(constraints: Path = _CONSTRAINTS) -> Iterator[Finding]:
     for library in LIBRARIES:
         yield check_build(library)
     for extra, purpose in _EXTRAS.items():
-        absent = missing(extra)
+        try:
+            absent = missing(extra)
+        except CareError as error:
+            yield Finding.of(f"extra {extra}", error)
+            continue
         if extra in _NEEDS_TORCH and find_spec("torch") is None:
             absent.append("torch")
         if absent:

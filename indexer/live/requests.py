@@ -22,9 +22,11 @@ from indexer.chunking import Chunker, split_record
 from indexer.limits import MAX_INDEX_FIELDS, max_text_chars
 from indexer.records import Reject, parse_record, valid_id
 from indexer.state import IndexState, contents, own_id
+from stores.milvus.names import too_large
 
 # Codes of rejected records, beside those of `core/writes.py`.
 NOT_ENCODED, TOO_MANY_FIELDS, ID_IS_A_CHUNK = "not_encoded", "too_many_fields", "id_is_a_chunk"
+TOO_LARGE = "too_large_for_milvus"
 
 # The chunks of a document or, without chunking, the document.
 Chunks = list[Document]
@@ -220,6 +222,9 @@ class Requests:
         for chunk in chunks:
             if reason := self._failed.get(document_text(chunk.title, chunk.text), ""):
                 outcome.rejected.append(Rejected(position, id_, NOT_ENCODED, reason))
+                return
+            if self._state.manifest.is_whole and (reason := too_large(chunk)):
+                outcome.rejected.append(Rejected(position, id_, TOO_LARGE, reason))
                 return
         if error := self._lacking(chunks, self._rows.get(id_, range(0))):
             raise error

@@ -132,7 +132,13 @@ def read_excel(source: Source) -> Iterator[Item]:
         )
         extra = {"sheet": sheet.title} if label else {}
         prefix = f"{sheet.title}!" if label else ""
-        yield from _table_items(source, columns, records, report, extra, prefix)
+        try:
+            yield from _table_items(source, columns, records, report, extra, prefix)
+        except UnreadableError as error:
+            if not label:
+                raise
+            reason = f"{label} {error}; hide a sheet that has no documents"
+            raise UnreadableError(reason, error.code) from None
     if not found:
         raise UnreadableError("has no rows", "empty_file")
 

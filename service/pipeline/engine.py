@@ -366,9 +366,7 @@ class Engine:
         try:
             return checked_query(index, query, self._query_limits, within)
         except QueryError as error:
-            limit = error.fields.get("limit")
-            field = place + error.field
-            raise QueryError(field, str(error), code=error.code, limit=limit) from error
+            raise error.of(place) from error
 
 
 def _timings(result: QueryResult, flight: Flight | None, started: float, lookup: float) -> Timings:

@@ -217,6 +217,7 @@ class _Supervisor:
         self._metrics = self._memory.metrics()
         self._workers: dict[int, _Worker] = {}
         self._all_serve = self._ending = False
+        self._looked = 0.0  # when the workers were looked at last [s]
         self._tasks: set[asyncio.Task[None]] = set()
         self._switching: asyncio.Task[None] | None = None
 
@@ -269,6 +270,9 @@ class _Supervisor:
         serving = [worker for worker in self._workers.values() if worker.serves]
         self._metrics.workers.set(len(serving))
         self._memory.fallback = not self._served.is_active
+        looked, self._looked = self._looked, self._loop.time()
+        if self._looked - looked > _SILENCE / 2:
+            return  # this process did not run either: the machine or the container was paused
         for worker in serving:
             if (silence := self._memory.silence(worker.number)) > _SILENCE:
                 self._kill(worker, f"its event loop has not run for {silence:.0f} s")

@@ -12,9 +12,12 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from core.documents import columns_of
 from core.errors import CareError, IndexVersionError
 from core.files import read_small
 from core.filter_rows import Requirement
+from core.filters import filter_values
+from core.types import Document
 from stores.recall import has_copies
 
 COLLECTION = "vectors.milvus"
@@ -30,6 +33,8 @@ METRIC = "IP"
 # Maximum number of hits of a search in Milvus, and of results of a query.
 MAX_HITS = 16_384
 MAX_LABELS = 4_096
+# Bytes of a VARCHAR.
+MAX_BYTES = 65_535
 # Labels of one field in an expression, 40 kB of text.
 _MAX_EXPRESSION_LABELS = 4_096
 # Maximum beam width in Milvus.
@@ -120,6 +125,17 @@ def labels_expression(requirements: Sequence[Requirement]) -> tuple[str, bool]:
 def rows_expression(rows: Sequence[int]) -> str:
     """Returns an expression for rows by their number."""
     return f"{ROW} in {list(rows)}"
+
+
+def too_large(document: Document) -> str:
+    """Returns why Milvus cannot keep a document or chunk; "" if it can."""
+    for name, text in columns_of(document, chunked=False).items():
+        if (size := len(text.encode())) > MAX_BYTES:
+            return f"{name} takes {size:,} bytes, and an index in Milvus at most {MAX_BYTES:,}"
+    count = sum(len(filter_values(value)) for value in document.metadata.values())
+    if count > MAX_LABELS:
+        return f"metadata has {count:,} values, and an index in Milvus at most {MAX_LABELS:,}"
+    return ""
 
 
 def search_parameters(parameters: Mapping[str, int], depth: int) -> dict[str, object]:

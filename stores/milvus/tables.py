@@ -30,7 +30,7 @@ from core.text import document_text
 from core.types import Document
 from stores.lexical import K1
 from stores.milvus.collection import Entity
-from stores.milvus.names import LABELS, MAX_LABELS, METRIC, ROW, table_names
+from stores.milvus.names import LABELS, MAX_BYTES, MAX_LABELS, METRIC, ROW, table_names
 from stores.token_vectors import TokenVectors
 
 ID_KEY, PARENT_KEY, TERMS, NUMBERS = "id_key", "parent_key", "terms", "numbers"
@@ -40,8 +40,6 @@ TERM, TERM_KEY = "term", "term_key"
 # A vector of one dimension where there is no other, because one is required.
 NO_VECTOR = "none"
 
-# Bytes of a VARCHAR.
-MAX_BYTES = 65_535
 _B = 0.75
 # The number of documents without terms, which no query has: an empty vector is refused.
 _NO_TERM = 0

@@ -4,6 +4,7 @@ import pytest
 
 from care import extras
 from care.cli.main import main
+from care.diagnosis import packages
 from care.gpu_builds import installed
 from core.errors import CareError
 from tests.errors import error_code, raises
@@ -30,9 +31,14 @@ def test_packages_of_an_extra_that_are_missing_are_named(without: set[str]) -> N
     assert "make evaluate" in str(caught.value)
 
 
-def test_an_unknown_extra_is_a_programming_error() -> None:
-    with pytest.raises(ValueError):
-        extras.require("evaluation")
+def test_an_extra_that_an_older_installation_lacks_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with raises(CareError, "not_installed", extras=["new"]):
+        extras.require("new")
+    monkeypatch.setattr(packages, "_EXTRAS", {"new": "care new", "eval": "care evaluate"})
+    found = {finding.check: finding.status for finding in packages.check_packages()}
+    assert (found["extra new"], found["extra eval"]) == ("error", "ok")
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,8 @@ def test_bad_documents_are_rejected_as_those_of_a_file_are(options: care.IndexOp
     assert (made.documents, made.encoded.staged.rejected) == (20, 7)
     with raises(CorpusError, "duplicate_id"):
         care.build_index("test", [good[0], good[0]], options)
+    with raises(CareError, "not_a_list", argument="corpus"):
+        care.build_index("test", good[0], options)
     with raises(CorpusError, "bad_document", number=2):
         care.build_index("test", [good[0], {"_id": "o", "text": object()}], options)
     for number, texts in enumerate(([5], [good[0], b"x"], [good[0], good[1], None]), 1):
@@ -233,6 +235,28 @@ def test_a_misspelt_option_is_refused(options: care.IndexOptions) -> None:
         care.build_index("test", make_records(3), options, factori="Flat")
     with raises(CareError, "option_not_taken", option="--replicas"):
         care.build_index("test", make_records(3), options, replicas=2)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("recall", 2),
+        ("recall", "0.9"),
+        ("lexical_weight", float("nan")),
+        ("chunk_tokens", 0),
+        ("max_reject_rate", -1),
+    ],
+)
+def test_a_value_that_the_command_line_refuses_is_refused(option: str, value: Any) -> None:
+    with raises(CareError, "invalid_option", option=option):
+        care.IndexOptions(**{option: value})
+
+
+def test_folders_may_be_texts(options: care.IndexOptions) -> None:
+    given: dict[str, Any] = {name: str(getattr(options, name)) for name in ("indexes", "builds")}
+    care.build_index("test", make_records(30), options, **given)
+    added = care.update_index("test", add=["新"], options=options, **given)
+    assert care.merge_index("test", options=options, **given).documents == added.documents == 31
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import pytest
 
 import care
 from core.encoders import Encoder
-from core.errors import DataError, PairError
+from core.errors import CareError, DataError, PairError
 from tests.errors import raises
 
 
@@ -46,6 +46,10 @@ def test_texts_without_content_are_refused(pair: care.Pair) -> None:
         pair.encode_documents([{"_id": "1", "title": "只有标题"}])
     with raises(DataError, "empty_text", position=0):
         pair.encode_documents([""])
+    with raises(CareError, "not_a_list", argument="queries"):
+        pair.encode_queries("骨折")
+    with raises(CareError, "not_a_list", argument="documents"):
+        pair.encode_documents({"title": "骨折", "text": "固定"})
 
 
 def test_an_encoder_is_loaded_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

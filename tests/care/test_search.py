@@ -117,6 +117,10 @@ def test_many_queries_are_searched_in_order(index: care.SearchIndex) -> None:
     found = index.search_many(queries, top_k=3)
     assert found == [index.search(query, 3) for query in queries]
     assert index.search_many([]) == []
+    with raises(QueryError, "empty_text", field="queries.1.query"):
+        index.search_many(["骨折", " "])
+    with raises(CareError, "not_a_list", argument="queries"):
+        index.search_many("骨折")
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,17 @@ def test_search_many_sends_batches_within_the_limit_of_the_service(kind: str) ->
 
 
 @both
+def test_an_error_names_the_position_among_all_queries(kind: str) -> None:
+    found = {"results": [{"hits": []}] * 2}
+    errors = [{"field": "queries.1.query", "code": "empty_text"}]
+    wrong = problem(422, "empty_text", errors=errors)
+    with pytest.raises(InvalidRequestError) as caught:
+        script = Script(httpx2.Response(200, json=found), wrong)
+        call(script, kind, "search_many", ["a", "b", "c", ""], batch=2)
+    assert [each.field for each in caught.value.errors] == ["queries.3.query"]
+
+
+@both
 def test_documents_are_put_in_batches_within_the_limits_of_the_service(kind: str) -> None:
     def respond(request: httpx2.Request) -> Answer:
         ids = [document["_id"] for document in json.loads(request.content)]

@@ -315,6 +315,17 @@ def test_a_stuck_worker_is_replaced_while_the_other_serves(start: Start) -> None
     assert before[0] not in service.workers()
 
 
+def test_a_service_that_was_paused_as_a_whole_keeps_its_workers(start: Start) -> None:
+    service = start()
+    before = service.workers()
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in (service.process.process.pid, *before):
+            os.kill(pid, number)
+        time.sleep(12 if number == signal.SIGSTOP else 2.5)  # longer than a silence; two looks
+    assert service.workers() == before
+    assert not service.logged("worker_stuck")
+
+
 def test_a_worker_that_ends_at_each_start_ends_the_service_with_the_reason(start: Start) -> None:
     service = start()
     (service.faults / "die").touch()

@@ -115,6 +115,7 @@ def parquet(rows: list[dict[str, Any]] | pa.Table, schema: pa.Schema | None = No
         (tagged(k="v" * 8001), "metadata.k has 8001 characters; the limit is 8000: shorten it"),
         (tagged(k=["v" * 8001]), "metadata.k has 8001 characters; the limit is 8000: shorten it"),
         (tagged(k=[1] * 10**6), "metadata.k has 1000000 values; the limit is 1000: remove some"),
+        (tagged(k=[10**400]), "metadata.k has a number beyond 1.7e308: write it as text"),
         (
             tagged(**{f"k{i}": i for i in range(101)}),
             "metadata has 101 fields; the limit is 100: remove some",

@@ -27,6 +27,7 @@ from care_client.exchange import (
     checked,
     conditional,
     document_bodies,
+    moved,
     number,
     parameters,
     read,
@@ -147,7 +148,7 @@ class AsyncClient:
             except InvalidRequestError as error:
                 limit = error.errors[0].limit if error.errors else None
                 if error.code != "batch_too_large" or not limit or limit >= len(part):
-                    raise
+                    raise moved(error, len(results)) from None
                 batch = limit
                 continue
             results += response.results

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -256,6 +257,17 @@ def search_bodies(
         )
         for query in queries
     ]
+
+
+def moved(error: InvalidRequestError, before: int) -> InvalidRequestError:
+    """Returns the error of a batch before which so many queries were sent."""
+
+    def placed(text: str) -> str:
+        return re.sub(r"^queries\.(\d+)", lambda at: f"queries.{int(at[1]) + before}", text)
+
+    error.args = (placed(error.args[0]),)
+    error.errors = [each.model_copy(update={"field": placed(each.field)}) for each in error.errors]
+    return error
 
 
 def conditional(if_match: str | None, *, only_new: bool = False) -> dict[str, Any]:

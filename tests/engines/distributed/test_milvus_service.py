@@ -42,7 +42,7 @@ def ask(
     request = urllib.request.Request(address + path, data, headers, method=method)
     started = time.monotonic()
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=90) as response:
             return response.status, json.load(response), time.monotonic() - started
     except urllib.error.HTTPError as error:
         return error.code, json.load(error), time.monotonic() - started
@@ -103,7 +103,7 @@ def test_processes_of_two_services_write_and_follow(tmp_path: Path, milvus: Milv
         build_options(tmp_path, corpus, store="milvus", stores=milvus.stores, whole=True), *encoders
     )
     how = {"STORE": "milvus", "MILVUS_URI": milvus.uri, "API_KEYS": ADMIN_KEY}
-    how |= {"MILVUS_TIMEOUT_MS": "20000", "TIMEOUT_MS": "30000", "WATCH_SECONDS": "1"}
+    how |= {"MILVUS_TIMEOUT_MS": "20000", "TIMEOUT_MS": "60000", "WATCH_SECONDS": "1"}
 
     def ids(address: str) -> set[str]:
         status, answer, _ = ask(address, "/search", {"query": "术后第一天可以下床吗", "top_k": 3})

@@ -311,6 +311,23 @@ def test_a_part_that_is_missing_refuses_the_write(
     assert found(milvus, tmp_path / "three") & {"first", "second"} == {"second"}
 
 
+def test_a_document_that_milvus_does_not_take_is_rejected(
+    tmp_path: Path, build_version: Builder, milvus: MilvusAt
+) -> None:
+    build_version(make_records(20), stores=milvus.stores, **WHOLE)
+    large = {"_id": "large", "text": "长" * 22_000}
+    metadata = {f"f{n}": list(range(1000)) for n in range(5)}
+    many = {"_id": "many", "text": "多", "metadata": metadata}
+    write = Write("test", put=(large, many, {"_id": "first", "text": "流感患者的要点。"}))
+    (done,) = new_live(milvus, tmp_path / "one").commit([write])
+    assert isinstance(done, Written) and done.added == 1
+    assert [(one.id, one.code) for one in done.rejected] == [
+        ("large", "too_large_for_milvus"),
+        ("many", "too_large_for_milvus"),
+    ]
+    assert found(milvus, tmp_path / "two") >= {"first", "d0003"}
+
+
 def names(milvus: MilvusAt) -> set[str]:
     with milvus.client() as client:
         client.load_collection(VERSIONS)
