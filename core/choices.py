@@ -11,6 +11,8 @@ Mode = Literal["dense", "lexical", "hybrid"]
 SearchDevice = Literal["cpu", "cuda", "cuda-fp16"]
 # How a token vector is stored (models/late_interaction.py).
 Codec = Literal["fp16", "int8", "2bit", "1bit"]
+# What `care export` computes a query encoder in.
+ExportPrecision = Literal["fp32", "fp16", "int8", "tensorrt"]
 
 DEFAULT_PAIR = "care-mini"
 DEFAULT_INDEXES = Path("indexes")

@@ -11,8 +11,8 @@ from care.cli.options import Json
 from care.cli.output import program, reporter, show
 from care.extras import require
 from care.options import PairName, file, folder
+from core.choices import ExportPrecision
 from core.machine import available_cpus
-from training.export.measurement import Precision
 
 # An installed package has no sample.
 _SAMPLE = Path(__file__).parents[2] / "data" / "sample"
@@ -93,7 +93,7 @@ def export(
     from models.encoders.providers import TENSORRT, ProviderOptions
     from training.export.pair import ExportOptions, export_pair
 
-    default: tuple[Precision, ...] = ("fp32", "fp16", "int8")
+    default: tuple[ExportPrecision, ...] = ("fp32", "fp16", "int8")
     if TENSORRT in ort.get_available_providers():
         default = (*default, "tensorrt")
     options = ExportOptions(
@@ -116,8 +116,8 @@ def export(
     show({"pair": exported}, following, as_json=json_)
 
 
-def _precisions(text: str) -> tuple[Precision, ...]:
-    known: tuple[Precision, ...] = get_args(Precision)
+def _precisions(text: str) -> tuple[ExportPrecision, ...]:
+    known: tuple[ExportPrecision, ...] = get_args(ExportPrecision)
     if unknown := set(text.split(",")) - set(known):
         message = f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(known)}"
         raise typer.BadParameter(message, param_hint="--precision")

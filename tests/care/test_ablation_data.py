@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from care.ablation_data import BOTH, NAMES, NONE, QUERIES, triples, write_training_data
+from core.records import Triple
 from tests.conftest import write_jsonl
 from tests.curation.judges import lines
-from training.corpus import Example
 from training.data import in_part
 from training.schema import Part
 
@@ -19,7 +19,7 @@ TOPICS = ("高血压", "糖尿病", "胃炎", "颈椎病", "湿疹", "失眠", "
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Questions of which many have the same words, each with a document of its own."""
-    from tests.training.conftest import write_split
+    from evaluation.beir import write_split
 
     folder = tmp_path / "data"
     folder.mkdir()
@@ -32,7 +32,7 @@ def data(tmp_path: Path) -> Path:
     ]
     write_jsonl(folder / "corpus.jsonl", corpus)
     queries = {f"q{i}": text for i, text in enumerate(asked)}
-    write_split(folder, "train", queries, [(f"q{i}", f"d{i}", 1) for i in range(len(asked))])
+    write_split(folder, "train", queries, {f"q{i}": {f"d{i}": 1} for i in range(len(asked))})
     return folder
 
 
@@ -65,5 +65,5 @@ def test_all_settings_have_equal_numbers_of_questions(
 
 def test_negatives_are_the_first_hits_that_are_not_relevant() -> None:
     documents = ["胃炎 饮食", "胃炎 饮食 胃炎 饮食", "骨折"]
-    (record,) = triples([Example("胃炎 饮食", (documents[1],))], documents)
+    (record,) = triples([Triple("胃炎 饮食", (documents[1],))], documents)
     assert record["negatives"] == [documents[0]]

@@ -5,10 +5,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
+from core.choices import ExportPrecision
 from core.encoders import Encoder, Encoding
 from core.errors import CareError, DataError
 from core.records import field_error, read_jsonl, string
@@ -184,8 +184,6 @@ def _vectors(encodings: Sequence[Encoding]) -> FloatArray:
     return np.concatenate([encoding.vectors for encoding in encodings])
 
 
-Precision = Literal["fp32", "fp16", "int8", "tensorrt"]
-
 # Format and description of each value; values of single texts are the worst of all texts.
 _VALUES = {
     "cosine": (".6f", "lowest cosine between the vectors of graph and float32 checkpoint"),
@@ -225,7 +223,7 @@ THRESHOLDS: Mapping[str, Mapping[str, float]] = {
 class Row:
     """Result of exporting one precision."""
 
-    precision: Precision
+    precision: ExportPrecision
     provider: str  # execution provider of the measurements
     weights: str  # name of the file of weights
     weights_sha256: str = ""

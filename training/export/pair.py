@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from core.choices import ExportPrecision
 from core.encoders import EncoderSpec, Pair
 from core.errors import CareError
 from core.files import new_folder, sha256_file, write_text
@@ -17,7 +18,6 @@ from training.export.checkpoint import DocumentForm, export_document_side
 from training.export.measurement import (
     THRESHOLDS,
     Judged,
-    Precision,
     Rankings,
     Reference,
     Row,
@@ -30,7 +30,10 @@ from training.export.query_side import ENGINES, Exporter, load_query_side
 REPORT, RESULTS, DOCUMENT = "report.md", "report.json", "document"
 
 # Precisions that a provider computes in; in others it only stores weights.
-_NATIVE: dict[str, tuple[Precision, ...]] = {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")}
+_NATIVE: dict[str, tuple[ExportPrecision, ...]] = {
+    "cpu": ("fp32", "int8"),
+    "cuda": ("fp32", "fp16"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class ExportOptions:
     """Options of an export."""
 
     out: Path  # folder to write; replaces an earlier export
-    precisions: Sequence[Precision]  # precisions of the query side; fp32 is always exported
+    precisions: Sequence[ExportPrecision]  # precisions of the query side; fp32 is always exported
     document: DocumentForm  # form in which to export the document side
     calibration: Path | None  # JSONL of typical queries for int8; None for those of `care-mini`
     # Files of corpus, queries and qrels, or None to measure no rankings.
@@ -109,10 +112,10 @@ def export_pair(pair: Pair, options: ExportOptions, report: Callable[[str], None
 
 
 def _export_query_side(
-    exporter: Exporter, precisions: Sequence[Precision], report: Callable[[str], None]
-) -> tuple[list[Row], dict[Precision, EncoderSpec]]:
+    exporter: Exporter, precisions: Sequence[ExportPrecision], report: Callable[[str], None]
+) -> tuple[list[Row], dict[ExportPrecision, EncoderSpec]]:
     rows: list[Row] = []
-    specs: dict[Precision, EncoderSpec] = {}
+    specs: dict[ExportPrecision, EncoderSpec] = {}
     for precision in dict.fromkeys(("fp32", *precisions)):
         row, spec = exporter.export(precision)
         rows.append(row)
@@ -131,7 +134,7 @@ def _export_query_side(
     return rows, specs
 
 
-def recommended(rows: Sequence[Row], provider: ProviderOptions) -> Precision:
+def recommended(rows: Sequence[Row], provider: ProviderOptions) -> ExportPrecision:
     """Returns the passed precision with the smallest file among those the provider computes in."""
     usable = [row for row in rows if not row.failures and row.precision in _NATIVE[provider.name]]
     return min(usable, key=lambda row: row.megabytes).precision

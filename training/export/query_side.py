@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from core.choices import ExportPrecision
 from core.encoders import EncoderSpec, Pair
 from core.errors import CareError, ProviderError
 from core.scratch import temporary_folder
@@ -16,7 +17,7 @@ from models.encoders.providers import ProviderOptions
 from models.encoders.tokenizer import file_tokenizer
 from models.encoders.transformers import TransformersEncoder
 from training.export.checkpoint import write_checkpoint
-from training.export.measurement import Precision, Reference, Row
+from training.export.measurement import Reference, Row
 from training.export.onnx import describe, export_encoder, half_precision, save
 from training.export.quantization import quantize_int8
 
@@ -48,7 +49,7 @@ class Exporter:
     provider: ProviderOptions  # execution provider for measurements
     threads: int
 
-    def export(self, precision: Precision) -> tuple[Row, EncoderSpec | None]:
+    def export(self, precision: ExportPrecision) -> tuple[Row, EncoderSpec | None]:
         """Exports one precision; returns its row and, if it passed, the spec of the graph.
 
         Files of a precision that fails are deleted. `fp32` must be exported first, because
@@ -74,7 +75,7 @@ class Exporter:
         weights.with_name(f"{weights.name}.data").unlink(missing_ok=True)
         return row, None
 
-    def _make(self, precision: Precision) -> onnx.ModelProto:
+    def _make(self, precision: ExportPrecision) -> onnx.ModelProto:
         spec = self.encoder.spec
         if precision in ("fp32", "tensorrt"):
             model, dense, _ = self.encoder.parts()

@@ -9,10 +9,10 @@ import yaml
 
 from care.cli.main import main
 from core.versions import IndexFolder
+from evaluation.beir import write_split
 from models.pairs import load_pair
 from tests.conftest import write_jsonl
 from tests.errors import error_code
-from tests.training.conftest import write_split
 
 pytestmark = pytest.mark.train
 
@@ -122,7 +122,7 @@ def test_splits_are_written_and_counted(tmp_path: Path, capsys: pytest.CaptureFi
         data / "corpus.jsonl",
         [{"_id": "d", "text": "少吃盐。", "metadata": {"source": "patient-qa"}}],
     )
-    write_split(data, "train", texts, [(id_, "d", 1) for id_ in texts])
+    write_split(data, "train", texts, {id_: {"d": 1} for id_ in texts})
     words = ["splits", "--data", str(data), "--out", str(out), "--json"]
     assert main(words) == 0
     sizes = json.loads(capsys.readouterr().out)["splits"]
