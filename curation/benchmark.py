@@ -7,6 +7,7 @@ from typing import Any, Literal
 from core.files import write_text
 from core.records import write_csv, write_json, write_jsonl
 from core.types import Document
+from curation.agreement import agreement, summary
 from curation.cleaning import clean_inputs
 from curation.common import (
     markdown_table,
@@ -16,7 +17,7 @@ from curation.common import (
     split_queries,
 )
 from curation.config import TRAIN, AnnotationConfig, AuditConfig, BenchmarkConfig, Rerank
-from curation.judging import Judged, agreement, judge_candidates, summary
+from curation.judging import Judged, judge_candidates
 from evaluation.beir import (
     Qrels,
     check_judged,

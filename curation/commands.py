@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from curation import config as configs
+from curation.agreement import summary
 from curation.benchmark import annotate, audit, build_benchmark
 from curation.common import COST
 from curation.config import load_config
-from curation.judging import summary
 from curation.mixing import mix
 from curation.sts import write_sts
 

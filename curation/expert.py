@@ -20,9 +20,10 @@ from statsmodels.stats.proportion import proportion_confint
 from core.errors import CareError, DataError
 from core.files import atomic
 from core.records import read_jsonl, record_error, string, unreadable, write_csv, write_jsonl
+from curation.agreement import kappa
 from curation.benchmark import CORPUS, FALSE_NEGATIVES, STATISTICS
 from curation.common import output_folder, sample_key
-from curation.judging import JUDGEMENTS, kappa
+from curation.judging import JUDGEMENTS
 from evaluation.beir import document_texts, read_documents, read_queries
 
 KEY = "key.jsonl"

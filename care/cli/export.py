@@ -82,8 +82,8 @@ def export(
     loaded = load_pair(pair)
     report = reporter(as_json=json_)
     if format_ == "sentence-transformers":
-        from training.export.checkpoint import export_sentence_transformers
         from training.export.measurement import read_calibration
+        from training.export.sentence_transformers import export_sentence_transformers
 
         export_sentence_transformers(loaded, out, read_calibration(calibration), report)
         show({"model": out}, [], as_json=json_)

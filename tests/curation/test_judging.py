@@ -5,15 +5,9 @@ from typing import cast
 import pytest
 from pydantic import ValidationError
 
+from curation.agreement import agreement
 from curation.config import JudgingOptions
-from curation.judging import (
-    Judgement,
-    Label,
-    agreement,
-    consensus,
-    grades_model,
-    judge,
-)
+from curation.judging import Judgement, Label, consensus, grades_model, judge
 from curation.llm import LanguageModels
 from tests.curation.endpoints import Recorder, endpoint, grader, scripted_server
 
