@@ -404,7 +404,7 @@ class FilterReader:
 
     def counts(self, values: Mapping[str, Iterable[FilterValue]]) -> dict[str, list[CountedValue]]:
         """Returns those of some values by field that the index has, with the number of rows."""
-        raise NotImplementedError  # of an index in Milvus, which does not count the values of rows
+        raise NotImplementedError  # asked of Milvus alone: in files all values are counted
 
     def values_within(self, rows: RowArray) -> tuple[dict[str, list[CountedValue]], int]:
         """Returns what `frequent_values` does of given rows alone, and the number of their fields.
