@@ -198,8 +198,7 @@ class VectorStore(ABC):
         Raises:
             CareError: `not_whole`, if the store keeps vectors alone.
         """
-        message = "only Milvus can hold a whole index: use --store milvus, or omit --whole"
-        raise CareError(message, code="not_whole")
+        raise _not_whole()
 
     def open_rest(self, folder: Path, manifest: IndexManifest) -> StoredRest:
         """Opens what `write_rest` has written; IndexVersionError if it is not complete."""
@@ -220,8 +219,11 @@ class VectorStore(ABC):
             documents: Those of the further segments.
             firsts: The first row of each of these, and the number of all rows.
             deleted: bool [rows], rows that no search returns.
+
+        Raises:
+            CareError: `not_whole`, if the store keeps vectors alone.
         """
-        raise NotImplementedError
+        raise _not_whole()
 
     def claim(self, index: IndexFolder) -> None:  # noqa: B027
         """Makes this process the one that writes to an index, where others could do so too."""
@@ -250,3 +252,8 @@ class VectorStore(ABC):
 
     def drop(self, folder: Path) -> None:  # noqa: B027
         """Deletes the vectors of the version in `folder` that are stored elsewhere."""
+
+
+def _not_whole() -> CareError:
+    message = "only Milvus can hold a whole index: use --store milvus, or omit --whole"
+    return CareError(message, code="not_whole")

@@ -246,6 +246,7 @@ def test_the_most_frequent_values_come_first(tmp_path: Path) -> None:
     assert listed.keys() == {"f", "g"}
     assert listed["f"][:2] == [("a", 3), ("b", 2)]
     assert set(listed["f"]) == {("a", 3), ("b", 2), ("c", 1), (True, 1)}
+    assert reader.counts({"f": ["a", 1, "x"], "none": [0]}) == {"f": [("a", 3)], "none": []}
 
 
 def test_an_unknown_field_is_an_error_that_names_the_known_fields(tmp_path: Path) -> None:
