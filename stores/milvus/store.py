@@ -74,6 +74,9 @@ _GRPC_OPTIONS = {
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.max_reconnect_backoff_ms": 1000,
 }
+# On this machine no proxy is used, and no pings are sent: a connection to it cannot die unnoticed,
+# and milvus-lite closes one that pings every 10 s, as the client does by default. Servers allow it.
+_LOCAL_GRPC_OPTIONS = {"grpc.enable_http_proxy": 0, "grpc.keepalive_time_ms": 2**31 - 1}
 _ADDRESS = re.compile(r"\S+://\S+|[\w.-]+:\d{2,5}\b")
 
 
@@ -95,7 +98,7 @@ class MilvusStore(VectorStore):
                 token=token,
                 timeout=timeout,
                 dedicated=True,
-                grpc_options=_GRPC_OPTIONS | {"grpc.enable_http_proxy": int(not is_local(uri))},
+                grpc_options=_GRPC_OPTIONS | (_LOCAL_GRPC_OPTIONS if is_local(uri) else {}),
             )
         # After a broken connection the client would reconnect once per failed call, sequentially,
         # with a time-out for each; gRPC reconnects automatically.
