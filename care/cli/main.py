@@ -129,7 +129,6 @@ app.add_typer(bench.app, name="bench", rich_help_panel=MAINTENANCE)
 app.command("ablations", rich_help_panel=MAINTENANCE)(train.ablations)
 app.command("phrases", rich_help_panel=MAINTENANCE)(train.phrases)
 app.command("splits", rich_help_panel=MAINTENANCE)(train.splits)
-app.command("convert", rich_help_panel=MAINTENANCE)(train.convert)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

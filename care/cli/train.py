@@ -1,4 +1,4 @@
-"""`care train`, and the maintainers' commands `ablations`, `phrases`, `splits`, `convert`."""
+"""`care train`, and the maintainers' commands `ablations`, `phrases` and `splits`."""
 
 import shlex
 import sys
@@ -141,18 +141,6 @@ def splits(
     sizes = write_splits(data, out, reword, spoken=spoken, words=words)
     lines = [f"{name}: {count}" for name, count in sizes.items()]
     show({"splits": sizes, "folder": out}, [*lines, f"wrote {out}"], as_json=json_)
-
-
-def convert(
-    trained: Annotated[Path, file("pair.toml of a training run.")],
-    out: Annotated[Path, folder("Folder of the model files.")],
-    spec: Annotated[Path, file("TOML file to write, which describes the pair.")],
-) -> None:
-    """Write the ONNX files of care-mini, the pair in this repository."""
-    require("train")
-    from training.source.convert import convert_trained
-
-    convert_trained(trained, out, spec, reporter(as_json=False))
 
 
 def _run_lines(folder: Path) -> Iterator[str]:
