@@ -10,14 +10,12 @@ from typer import Option
 from typer.core import TyperGroup
 
 from care.cli import (
-    answerable,
     bench,
     cmedteb,
     curate,
     demo,
     doctor,
     evaluate,
-    evidence,
     export,
     index,
     indexes,
@@ -117,8 +115,8 @@ app.command("demo", rich_help_panel=SEARCH)(demo.demo)
 app.command("serve", rich_help_panel=SEARCH)(serve.serve)
 app.command("key", rich_help_panel=SEARCH)(serve.key)
 app.command("evaluate", rich_help_panel=EVALUATION)(evaluate.evaluate)
-app.command("answerable", rich_help_panel=EVALUATION)(answerable.answerable)
-app.command("evidence", rich_help_panel=EVALUATION)(evidence.evidence)
+app.command("answerable", rich_help_panel=EVALUATION)(evaluate.answerable)
+app.command("evidence", rich_help_panel=EVALUATION)(evaluate.evidence)
 app.add_typer(cmedteb.app, name="cmedteb", rich_help_panel=EVALUATION)
 app.add_typer(late_interaction.app, name="late-interaction", rich_help_panel=EVALUATION)
 app.command("train", rich_help_panel=TRAINING)(train.train)
