@@ -9,7 +9,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from care.cli.options import Json
+from care.cli.options import Changes, Json
 from care.cli.output import print_lines, program, reporter, show
 from care.extras import require
 from care.options import file, folder
@@ -17,14 +17,6 @@ from care.training import DEFAULT_OUT, train_seeds
 from core.errors import CareError
 
 Recipe = Annotated[Path, Argument(metavar="RECIPE", help="YAML file: see docs/train-a-pair.md.")]
-Changes = Annotated[
-    list[str] | None,
-    Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a key of the recipe, as in stages.align.epochs=2. May be repeated.",
-    ),
-]
 
 
 def train(
