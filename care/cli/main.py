@@ -13,7 +13,6 @@ from care.cli import (
     bench,
     cmedteb,
     curate,
-    demo,
     doctor,
     evaluate,
     export,
@@ -111,7 +110,7 @@ app.add_typer(versions.app, name="versions", rich_help_panel=INDEXES)
 app.add_typer(indexes.app, name="indexes", rich_help_panel=INDEXES)
 app.add_typer(indexes.aliases, name="alias", rich_help_panel=INDEXES)
 app.command("search", rich_help_panel=SEARCH)(search.search)
-app.command("demo", rich_help_panel=SEARCH)(demo.demo)
+app.command("demo", rich_help_panel=SEARCH)(serve.demo)
 app.command("serve", rich_help_panel=SEARCH)(serve.serve)
 app.command("key", rich_help_panel=SEARCH)(serve.key)
 app.command("evaluate", rich_help_panel=EVALUATION)(evaluate.evaluate)
