@@ -217,22 +217,24 @@ $(CARE) curate reword builds/training/care-mini-splits/train.queries.jsonl --err
 $(CARE) curate reword builds/training/care-mini-phrases.jsonl --errors 2 --output builds/training/care-mini-misspelt-phrases.jsonl
 $(CARE) curate reword builds/training/care-mini-splits/train-words.jsonl --errors 2 --output builds/training/care-mini-misspelt-words.jsonl
 endef
+# Exports the run $(1) to builds/$(2), with int8 queries.
+EXPORT_RUN = $(CARE) export --pair builds/training/runs/$(1)-seed0/pair.toml --out builds/$(2) --precision int8
 
-care-mini: $(TEST) ## Train the embedded pair again, from the base model, and convert it: DATA=a folder of medical-qa-zh (hours) ARGS=
+care-mini: $(TEST) ## Train the embedded pair again, from the base model, and export it to builds/care-mini: DATA=a folder of medical-qa-zh (hours) ARGS=
 	$(CARE_MINI_TEXTS)
 	$(CARE) train $(CARE_MINI) $(ARGS)
 	$(CARE) train training/recipes/care-mini-query.yaml --set variables.pair=builds/training/runs/care-mini-seed0/pair.toml $(ARGS)
-	$(CARE) convert --trained builds/training/runs/care-mini-query-seed0/pair.toml --out models/care-mini --spec models/registry/care-mini.toml
+	$(call EXPORT_RUN,care-mini-query,care-mini) --document merged
 
 care-mini-query: $(TEST) ## Train its query encoder further on patients' words, to builds/care-mini-query: DATA=a folder of medical-qa-zh (an hour) ARGS=
 	$(CARE_MINI_TEXTS)
 	$(CARE) train training/recipes/care-mini-query.yaml $(ARGS)
-	$(CARE) convert --trained builds/training/runs/care-mini-query-seed0/pair.toml --out builds/care-mini-query --spec builds/care-mini-query/pair.toml
+	$(call EXPORT_RUN,care-mini-query,care-mini-query)
 
-care-mini-lookup: $(TEST) ## Train a query encoder without layers for indexes of care-mini: DATA=a folder of medical-qa-zh (an hour) ARGS=
+care-mini-lookup: $(TEST) ## Train a query encoder without layers for indexes of care-mini, to builds/care-mini-lookup: DATA=a folder of medical-qa-zh (an hour) ARGS=
 	$(CARE_MINI_TEXTS)
 	$(CARE) train training/recipes/care-mini-lookup.yaml $(ARGS)
-	$(CARE) convert --trained builds/training/runs/care-mini-lookup-seed0/pair.toml --out models/care-mini-lookup --spec models/registry/care-mini-lookup.toml
+	$(call EXPORT_RUN,care-mini-lookup,care-mini-lookup)
 
 loadtest: $(LOAD) ## Load a running service with Locust: USERS= DURATION= CARE_PORT= QUERIES= MIN_RATE= MAX_ERROR_RATE= ARGS='--field mode=lexical'
 	@mkdir -p loadtest/results/locust

@@ -142,17 +142,9 @@ def compare(
 @app.command()
 @takes_fields
 def tradeoff(
-    systems: Annotated[
-        list[str],
-        Option(
-            "--system",
-            metavar="SYSTEM",
-            help="Registered pair, path of a pair's .toml file, bm25 (words) or bm25-characters "
-            "(characters and bigrams). May be repeated.",
-        ),
-    ],
     data: Data,
     out: Out,
+    systems: Systems = None,
     hub: Hub = None,
     split: Split = "test",
     *,

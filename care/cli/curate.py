@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from care.cli.options import Json
+from care.cli.options import Changes, Json
 from care.cli.output import show
 from care.extras import require
 from care.options import PairName, file, folder
@@ -23,15 +23,6 @@ Config = Annotated[
     Path, Argument(metavar="CONFIG", help="YAML file: see docs/make-a-benchmark.md.")
 ]
 Data = Annotated[Path | None, folder("Replaces ${data} in the file.", show_default="the key data")]
-Changes = Annotated[
-    list[str] | None,
-    Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a key of the file, as in judges.0.model=m. May be repeated.",
-    ),
-]
-
 PromptFile = Annotated[
     Path | None,
     file("YAML file of prompts, instead of the default ones.", show_default="the key prompts"),

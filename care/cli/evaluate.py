@@ -1,17 +1,34 @@
-"""`care evaluate`: the modes of an index beside other systems, weights, a `min_score`."""
+"""`care evaluate`, `care answerable` and `care evidence`: measured on judged queries.
+
+They measure the modes of an index beside other systems, whether it answers a question, and the
+sentence of a passage that does.
+"""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from care.cli.options import Json, OnlyIndex, index_name, takes_fields
+from care.cli.options import Index, Json, OnlyIndex, index_name, takes_fields
 from care.cli.output import note, show
 from care.extras import require
-from care.options import EvaluationOptions
+from care.options import (
+    AnswerabilityOptions,
+    EvaluationOptions,
+    Location,
+    PairName,
+    Queries,
+    file,
+    in_a_folder,
+)
+from core.choices import DEFAULT_PAIR
 
 if TYPE_CHECKING:
+    from care.answerability import Measured
     from evaluation.comparison import Comparison
+    from evaluation.evidence import Accuracy
     from evaluation.index_evaluation import IndexEvaluation, Speed
     from evaluation.statistics import Difference, Interval
 
@@ -137,3 +154,92 @@ def _interval(difference: "Difference | None") -> str:
 
 def _bounds(interval: "Interval") -> str:
     return f"{interval.low:.4f} - {interval.high:.4f}"
+
+
+@takes_fields
+def answerable(
+    index: Index,
+    options: AnswerabilityOptions,
+    pair: PairName = DEFAULT_PAIR,
+    *,
+    where: Location,
+    json_: Json = False,
+) -> None:
+    """Measure which questions a pair says that an index does not answer; with --out, calibrate it.
+
+    A calibration is fitted on all questions, and each of them is measured by what is fitted on the
+    others. Measure it again on questions of other writers.
+    """
+    from care.answerability import measure_answerability
+    from models.pairs import load_pair
+
+    chosen = load_pair(pair)
+    found = measure_answerability(index, chosen, options, where)
+    result = {
+        "pair": chosen.name,
+        "judges": {mode: judge.model_dump() for mode, judge in found.judges.items()},
+        "shares": [asdict(share) for share in found.shares],
+    }
+    show(result, _answerable_lines(found, options.out), as_json=json_)
+
+
+def _answerable_lines(found: "Measured", out: Path | None) -> Iterator[str]:
+    if not found.judges:
+        yield "the pair has no calibration: make one with --out FILE.toml"
+        return
+    for mode, judge in found.judges.items():
+        yield f"{mode}: threshold {judge.threshold}, intercept {judge.intercept}, {judge.weights}"
+    yield "| mode | vectors | questions | number | refused | before | AUROC |"
+    yield "|---|---:|---|---:|---:|---:|---:|"
+    for share in found.shares:
+        auroc = "" if share.auroc is None else f"{share.auroc:.3f}"
+        before = "" if share.before is None else f"{share.before:.1%}"
+        cells = f"{share.queries:,}", f"{share.refused:.1%}", before, auroc
+        yield f"| {share.mode} | {share.vectors:,} | {share.name} | {' | '.join(cells)} |"
+    if out:
+        yield f"wrote {out}: use it as --pair {out} or CARE_PAIR={out}"
+
+
+def evidence(
+    corpus: Annotated[Path, file("JSONL with _id and text.")],
+    queries: Queries,
+    marks: Annotated[
+        Path,
+        file("JSONL with query-id, corpus-id and sentences, offsets of those that answer."),
+    ],
+    out: Annotated[
+        Path | None,
+        file("Fit the weights on the marks, and write them to this file.", callback=in_a_folder),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Measure how often the sentence that answers is chosen; with --out, fit what chooses it.
+
+    What is fitted is measured by cross-validation. Measure it again on marks that it was not
+    fitted on, once it is search/evidence.npz.
+    """
+    require("eval")
+    from evaluation.evidence import accuracy, fit, read_marks
+
+    found, left_out = read_marks(corpus, queries, marks)
+    if out:
+        model, measured = fit(found)
+        model.write(out)
+    else:
+        measured = accuracy(found)
+    result = {**asdict(measured), "left_out": left_out, "out": out}
+    show(result, _evidence_lines(measured, left_out, out), as_json=json_)
+
+
+def _evidence_lines(measured: "Accuracy", left_out: int, out: Path | None) -> Iterator[str]:
+    yield f"{measured.marks:,} marks, {left_out:,} left out{', cross-validated' * bool(out)}"
+    shares = {
+        "right": measured.right,
+        "shown": measured.shown,
+        "right of those shown": measured.right_of_shown,
+    }
+    for name, share in shares.items():
+        if share:
+            yield f"{name}: {share.value:.1%} (95 % interval {share.low:.1%} to {share.high:.1%})"
+    if out:
+        yield f"wrote {out}"

@@ -10,14 +10,11 @@ from typer import Option
 from typer.core import TyperGroup
 
 from care.cli import (
-    answerable,
     bench,
     cmedteb,
     curate,
-    demo,
     doctor,
     evaluate,
-    evidence,
     export,
     index,
     indexes,
@@ -113,12 +110,12 @@ app.add_typer(versions.app, name="versions", rich_help_panel=INDEXES)
 app.add_typer(indexes.app, name="indexes", rich_help_panel=INDEXES)
 app.add_typer(indexes.aliases, name="alias", rich_help_panel=INDEXES)
 app.command("search", rich_help_panel=SEARCH)(search.search)
-app.command("demo", rich_help_panel=SEARCH)(demo.demo)
+app.command("demo", rich_help_panel=SEARCH)(serve.demo)
 app.command("serve", rich_help_panel=SEARCH)(serve.serve)
 app.command("key", rich_help_panel=SEARCH)(serve.key)
 app.command("evaluate", rich_help_panel=EVALUATION)(evaluate.evaluate)
-app.command("answerable", rich_help_panel=EVALUATION)(answerable.answerable)
-app.command("evidence", rich_help_panel=EVALUATION)(evidence.evidence)
+app.command("answerable", rich_help_panel=EVALUATION)(evaluate.answerable)
+app.command("evidence", rich_help_panel=EVALUATION)(evaluate.evidence)
 app.add_typer(cmedteb.app, name="cmedteb", rich_help_panel=EVALUATION)
 app.add_typer(late_interaction.app, name="late-interaction", rich_help_panel=EVALUATION)
 app.command("train", rich_help_panel=TRAINING)(train.train)
@@ -129,7 +126,6 @@ app.add_typer(bench.app, name="bench", rich_help_panel=MAINTENANCE)
 app.command("ablations", rich_help_panel=MAINTENANCE)(train.ablations)
 app.command("phrases", rich_help_panel=MAINTENANCE)(train.phrases)
 app.command("splits", rich_help_panel=MAINTENANCE)(train.splits)
-app.command("convert", rich_help_panel=MAINTENANCE)(train.convert)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

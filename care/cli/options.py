@@ -26,6 +26,15 @@ Port = Annotated[
     str | None, Option(metavar="PORT", help="Port to listen on (default: CARE_PORT, or 8000).")
 ]
 Json = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
+Changes = Annotated[
+    list[str] | None,
+    Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a key of the file, as in stages.align.epochs=2 or judges.0.model=m. May be "
+        "repeated.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)

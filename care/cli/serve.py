@@ -1,4 +1,4 @@
-"""`care serve` runs the search service; `care key` makes an API key for it."""
+"""`care serve` runs the search service, `care demo` with a sample; `care key` makes an API key."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from typer import BadParameter, Option
 
 from care.cli.options import Json, Port, Served, takes_fields
-from care.cli.output import note, show
+from care.cli.output import note, print_lines, show
 from care.cli.search import filter_of
 
 
@@ -59,6 +59,24 @@ def serve(
     from service.server import serve as serve_alone
 
     serve_alone(settings, announce)
+
+
+def demo(
+    port: Port = None,
+    check: Annotated[
+        bool,
+        Option("--check", help="End after the questions, with status 1 if an answer is wrong."),
+    ] = False,
+) -> None:
+    """Index the sample corpus, serve it with a search page and ask four questions.
+
+    The index is written to the folders of CARE_INDEXES and CARE_BUILDS; Ctrl-C ends the service.
+    """
+    if port is not None:
+        os.environ["CARE_PORT"] = port
+    from care.demo import demo as run_demo
+
+    run_demo(lambda line: print_lines([line]), check=check)
 
 
 def key(

@@ -1,4 +1,4 @@
-"""`care train`, and the maintainers' commands `ablations`, `phrases`, `splits`, `convert`."""
+"""`care train`, and the maintainers' commands `ablations`, `phrases` and `splits`."""
 
 import shlex
 import sys
@@ -9,7 +9,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from care.cli.options import Json
+from care.cli.options import Changes, Json
 from care.cli.output import print_lines, program, reporter, show
 from care.extras import require
 from care.options import file, folder
@@ -17,14 +17,6 @@ from care.training import DEFAULT_OUT, train_seeds
 from core.errors import CareError
 
 Recipe = Annotated[Path, Argument(metavar="RECIPE", help="YAML file: see docs/train-a-pair.md.")]
-Changes = Annotated[
-    list[str] | None,
-    Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a key of the recipe, as in stages.align.epochs=2. May be repeated.",
-    ),
-]
 
 
 def train(
@@ -141,18 +133,6 @@ def splits(
     sizes = write_splits(data, out, reword, spoken=spoken, words=words)
     lines = [f"{name}: {count}" for name, count in sizes.items()]
     show({"splits": sizes, "folder": out}, [*lines, f"wrote {out}"], as_json=json_)
-
-
-def convert(
-    trained: Annotated[Path, file("pair.toml of a training run.")],
-    out: Annotated[Path, folder("Folder of the model files.")],
-    spec: Annotated[Path, file("TOML file to write, which describes the pair.")],
-) -> None:
-    """Write the ONNX files of care-mini, the pair in this repository."""
-    require("train")
-    from training.source.convert import convert_trained
-
-    convert_trained(trained, out, spec, reporter(as_json=False))
 
 
 def _run_lines(folder: Path) -> Iterator[str]:

@@ -11,7 +11,6 @@ from fastapi.testclient import TestClient
 from care.cli.main import main as care
 from core.encoders import Pair
 from core.errors import PairError
-from core.files import sha256_file
 from core.records import read_jsonl
 from evaluation.beir import read_judged_queries
 from models.encoders.configuration import read_configuration
@@ -31,7 +30,6 @@ from training.errors import TrainingError
 from training.export.onnx import TOKENIZER, describe, export_encoder, save
 from training.init import prepare, token_vectors
 from training.schema import EncoderInit
-from training.source.convert import convert_trained
 
 pytestmark = pytest.mark.train
 
@@ -157,6 +155,14 @@ def test_lookup_cannot_be_combined_with_an_adapter() -> None:
             EncoderInit.model_validate({"start": "x", "lookup": {}} | changes)
 
 
+def exported(trained: Pair, out: Path) -> Pair:
+    """Returns a pair as `care export` writes it, with int8 queries."""
+    arguments = ["--pair", str(trained.folder / "pair.toml"), "--out", str(out)]
+    arguments += ["--precision", "int8", "--corpus", "none", "--threads", "1"]
+    assert care(["export", *arguments]) == 0
+    return load_pair(str(out / "pair-int8.toml"))
+
+
 @pytest.mark.parametrize("context", [0, 8])
 def test_a_trained_lookup_encoder_serves_an_index_of_the_first_pair(
     graphs: Pair,
@@ -177,13 +183,10 @@ def test_a_trained_lookup_encoder_serves_an_index_of_the_first_pair(
     assert trained.embedding_space == graphs.embedding_space
     assert trained.document.weights_sha256 == graphs.document.weights_sha256
     assert (trained.folder / trained.document.weights).samefile(graphs.folder / "encoder.onnx")
-    convert_trained(
-        trained.folder / "pair.toml", tmp_path / "converted", tmp_path / "x.toml", print
-    )
-    pair = load_pair(str(tmp_path / "x.toml"))
+    pair = exported(trained, tmp_path / "exported")
     assert pair.name == "tiny-lookup"
-    assert [path.name for path in (tmp_path / "converted").iterdir()] == ["query.onnx"]
-    assert pair.query.weights_sha256 == sha256_file(tmp_path / "converted" / "query.onnx")
+    assert {path.stem for path in pair.folder.glob("pair*")} == {"pair", "pair-fp32", "pair-int8"}
+    assert pair.query.weights == "query-int8.onnx"
     assert pair.document == trained.document.model_copy(
         update={name: getattr(pair.document, name) for name in ("weights", "tokenizer")}
     )
@@ -197,27 +200,11 @@ def test_a_trained_lookup_encoder_serves_an_index_of_the_first_pair(
         vectors, np.concatenate([graph.encode([text]).vectors for text in texts]), atol=1e-6
     )
 
-    served = settings.model_copy(update={"pair": str(tmp_path / "x.toml")})
+    served = settings.model_copy(update={"pair": str(pair.folder / "pair-int8.toml")})
     with TestClient(create_app(served, load_query_encoder(served))) as client:
         for number, text in enumerate(TEXTS):
             response = client.post("/search", json={"query": text, "top_k": 1})
             assert response.json()["hits"][0]["id"] == f"d{number}"
-
-
-def test_a_trained_transformer_for_queries_is_converted_without_its_document_side(
-    recipe: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
-) -> None:
-    del recipe["query"]["lookup"], recipe["stages"][1:]
-    recipe["stages"].append(align(epochs=1))
-    trained = pair_of(run_recipe(recipe))
-    path = tmp_path / "x.toml"
-    convert_trained(trained.folder / "pair.toml", tmp_path / "converted", path, print)
-    pair = load_pair(str(path))
-    assert [file.name for file in (tmp_path / "converted").iterdir()] == ["query.onnx"]
-    assert pair.embedding_space == trained.embedding_space
-    vectors = load_encoder(pair.query, pair.folder).encode(TEXTS).vectors
-    expected = load_encoder(trained.query, trained.folder).encode(TEXTS).vectors
-    assert (vectors * expected).sum(axis=1).min() > 0.95
 
 
 def test_the_lookup_encoder_of_care_mini_serves_its_index(
@@ -238,36 +225,6 @@ def test_the_lookup_encoder_of_care_mini_serves_its_index(
             hits = client.post("/search", json={"query": text, "top_k": 3}).json()["hits"]
             found += any(qrels[id_].get(hit["id"], 0) > 0 for hit in hits)
     assert found > 0.7 * len(queries)
-
-
-def test_an_export_of_a_lookup_pair_passes_its_thresholds(
-    recipe: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
-) -> None:
-    del recipe["stages"][1:]
-    recipe["stages"].append(align(epochs=1))
-    trained = pair_of(run_recipe(recipe))
-    arguments = ["--pair", str(trained.folder / "pair.toml"), "--out", str(tmp_path / "exported")]
-    arguments += ["--precision", "int8", "--corpus", "none", "--threads", "1"]
-    assert care(["export", *arguments]) == 0
-    pair = load_pair(str(tmp_path / "exported" / "pair.toml"))
-    assert pair.embedding_space == trained.embedding_space
-    assert {path.stem for path in (tmp_path / "exported").glob("pair*")} == {
-        "pair",
-        "pair-fp32",
-        "pair-int8",
-    }
-
-
-def test_a_query_side_with_another_tokenizer_is_not_converted(
-    recipe: dict[str, Any], run_recipe: RunRecipe, tmp_path: Path
-) -> None:
-    del recipe["stages"][1:]
-    recipe["stages"].append(align(epochs=1))
-    trained = pair_of(run_recipe(recipe))
-    path = trained.folder / trained.query.weights / TOKENIZER
-    path.write_text(path.read_text("utf-8").replace('"骨"', '"骩"'), encoding="utf-8")
-    with raises(PairError, "other_tokenizer"):
-        convert_trained(trained.folder / "pair.toml", tmp_path / "out", tmp_path / "x", print)
 
 
 def test_the_model_type_is_known_to_transformers(bert: Path, tmp_path: Path) -> None:

