@@ -120,7 +120,7 @@ def write_files(
     fields = by_value.fields()
     write_flat(vectors, base.encoder.dimension, folder / VECTORS_FILE)
     components: dict[str, Component] = {}
-    if FULL_TEXT in base.components and not base.is_whole:  # else services make it of documents
+    if FULL_TEXT in base.components and base.store == "faiss":  # else services make it of documents
         reader = DocumentReader(folder / documents.FILE_NAME)
         values = FilterReader(folder / filters.FILE_NAME, fields, count)
         components[FULL_TEXT] = write_full_text(folder, reader, values, progress=progress)
