@@ -137,7 +137,7 @@ def test_a_filter_loses_no_hits(
             scores, found = index.segment.vectors.search(query, len(rows), selected(index, filter_))
             assert sorted(found) == rows.tolist()
             assert (np.diff(scores) <= 0).all()
-            documents = [index.segment.documents[row] for row in found]
+            documents = index.segment.documents.read(found.tolist())
             texts = [f"{document.title}\n{document.text}" for document in documents]
             vectors = BigramEncoder("document").encode(texts).vectors
             np.testing.assert_allclose(scores, vectors @ query, atol=2e-6)
