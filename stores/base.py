@@ -290,3 +290,6 @@ class VectorStore(ABC):
 
     def drop(self, folder: Path) -> None:  # noqa: B027
         """Deletes what is stored elsewhere of the version in `folder`."""
+
+    def delete(self, index: str) -> None:  # noqa: B027
+        """Deletes what is stored elsewhere of all versions of an index, which is not there then."""

@@ -53,6 +53,11 @@ def head_name(index: str) -> str:
     return _PREFIX + _escape(index)
 
 
+def index_of_head(head: str) -> str:
+    """Returns the index that has a head of some name."""
+    return _unescape(head.removeprefix(_PREFIX))
+
+
 def collection_name(index: str, version: str) -> str:
     """Returns the name of the collection of a version."""
     return f"{_PREFIX}{_escape(index)}{_BETWEEN}{_escape(version)}"

@@ -125,12 +125,13 @@ class MilvusStore(VectorStore):
             raise IndexVersionError(message, code="no_active_version", index=index.name)
         version = head.version
         needed = dict.fromkeys([*head.folders, version])
-        if gone := [name for name in needed if not index.version(name).exists()]:
-            for name in gone:
-                self._fetch(index, name, passing=name != next(iter(needed)))
-            if index.version(version).exists():
-                write_text(index.path / CURRENT, version + "\n")
-                remove_passing(index, needed)
+        gone = [name for name in needed if not index.version(name).exists()]
+        for name in gone:
+            self._fetch(index, name, passing=name != next(iter(needed)))
+        has_current = (index.path / CURRENT).exists()
+        if (gone or not has_current) and index.version(version).exists():
+            write_text(index.path / CURRENT, version + "\n")
+            remove_passing(index, needed)
         return version
 
     def claim(self, index: IndexFolder) -> None:
@@ -206,12 +207,23 @@ class MilvusStore(VectorStore):
         return choose_parameters(search, by_cost, new.vectors, new.queries, new.recall, hint)
 
     def fetch(self, root: Path) -> None:
-        for collection in {entity[NAME] for entity in self._versions(f"{PART} == 0", [NAME])}:
-            index = names.index_of(collection)
-            # An index that has a folder is followed by those who have it open.
-            if index and not (root / index / CURRENT).exists():
-                with suppress(IndexVersionError):  # none of its versions is active
-                    self.active_version(IndexFolder(root, index))
+        """Makes the folders of the active versions that only Milvus has, below `root`.
+
+        An index that is no longer in Milvus loses its `CURRENT`, without which it is not served.
+        """
+        # An index that has a folder is followed by those who have it open.
+        known = {path.parent.name for path in root.glob(f"[!.]*/{CURRENT}")}
+        heads = self._versions(f"{PARTS} == 0", [NAME])
+        there = {names.index_of_head(entity[NAME]) for entity in heads}
+        for name in there - known:
+            with suppress(IndexVersionError):  # it was deleted meanwhile
+                self.active_version(IndexFolder(root, name))
+        for name in known - there:
+            with suppress(CareError):  # its version cannot be read
+                index = IndexFolder(root, name)
+                manifest = read_manifest(index.version(index.active()))
+                if not index.path.is_symlink() and TABLES in manifest.components:
+                    (index.path / CURRENT).unlink(missing_ok=True)
 
     def write_contents(self, new: NewVersion) -> dict[str, Component]:
         """Writes the tables of a version, and removes the files whose content they have.
@@ -315,13 +327,33 @@ class MilvusStore(VectorStore):
         with _milvus_request("drop a collection"):
             for one in (*names.table_names(collection), collection):
                 if self._client.has_collection(one, timeout=self._timeout):
-                    # An earlier release gave it an alias, without which it can be dropped.
-                    for alias in self._client.list_aliases(one, timeout=self._timeout)["aliases"]:
-                        self._client.drop_alias(alias, timeout=self._timeout)
-                    self._client.drop_collection(one, timeout=self._timeout)
+                    self._drop(one)
             if self._client.has_collection(VERSIONS, timeout=self._timeout):
                 self._client.load_collection(VERSIONS, timeout=_LONG_TIMEOUT)
                 self._delete_parts(collection)
+
+    def delete(self, index: str) -> None:
+        """Deletes the collections and files of an index, and at last its head.
+
+        So what a killed process leaves can be deleted again.
+        """
+        parts = {entity[NAME] for entity in self._versions(f"{PART} == 0", [NAME])}
+        with _milvus_request("delete an index"):
+            for one in self._client.list_collections(timeout=self._timeout):
+                if names.index_of(one) == index:
+                    self._drop(one)
+            for name in parts:
+                if names.index_of(name) == index:
+                    self._delete_parts(name)
+            if self._client.has_collection(VERSIONS, timeout=self._timeout):
+                self._delete_parts(names.head_name(index))
+        self._writes.discard(index)
+
+    def _drop(self, collection: str) -> None:
+        # An earlier release gave it an alias, without which it can be dropped.
+        for alias in self._client.list_aliases(collection, timeout=self._timeout)["aliases"]:
+            self._client.drop_alias(alias, timeout=self._timeout)
+        self._client.drop_collection(collection, timeout=self._timeout)
 
     def _delete_parts(self, name: str) -> None:
         self._client.delete(VERSIONS, filter=f'{NAME} == "{name}"', timeout=self._timeout)

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from care.live import LiveIndexes
 from care.writer import Writer
 from core.analysis import terms
-from core.errors import CareError
+from core.errors import CareError, IndexVersionError
 from core.manifest import Chunking
 from core.text import document_text
 from core.types import Document
@@ -22,8 +22,10 @@ from core.versions import IndexFolder, read_manifest
 from core.writes import Write, Written
 from indexer.build import build
 from indexer.live import index as live_index
+from indexer.live.creation import create_index
 from indexer.live.index import LiveIndex
 from indexer.publication import IndexWriter
+from indexer.state import own_id
 from indexer.update import Changes, merge, update
 from indexer.versions import prune, rollback
 from search.snapshot import load_index
@@ -39,7 +41,7 @@ from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import LATE_INTERACTION, BigramEncoder, TokenBigramEncoder
 from tests.engines.distributed.conftest import milvus_settings
 from tests.engines.distributed.milvus_server import MilvusAt, MilvusServer
-from tests.engines.distributed.test_milvus_index import local
+from tests.engines.distributed.test_milvus_index import collections, local
 from tests.engines.distributed.test_milvus_search import CHUNKING, assert_same, filters, records
 from tests.errors import raises
 from tests.indexer.builds import build_options
@@ -456,9 +458,52 @@ def test_a_service_builds_its_base_anew(
     assert isinstance(done, Written) and not live.is_large
     ids = found(milvus, tmp_path / "two")
     assert {"n0", "n1", "n2", "n3"} < ids and "d0001" not in ids
-    for refuse in (lambda: indexes.create("new", "test", []), lambda: indexes.delete("test")):
-        with raises(CareError, "no_segments"):
-            refuse()
+
+
+@pytest.mark.usefixtures("test_encoders")
+@pytest.mark.parametrize("chunking", [None, CHUNKING], ids=["documents", "chunks"])
+def test_an_index_is_created_without_documents_and_deleted(
+    tmp_path: Path,
+    pair_file: Path,
+    build_version: Builder,
+    milvus: MilvusAt,
+    chunking: Chunking | None,
+) -> None:
+    like = build_version(make_records(20), store="milvus", stores=milvus.stores, chunking=chunking)
+    settings = milvus_settings(tmp_path / "one", milvus.uri).model_copy(
+        update={"pair": str(pair_file), "milvus_timeout_ms": 20_000}
+    )
+    store = milvus.stores.get("milvus")
+    store.fetch(settings.indexes)
+    before = collections(milvus), names(milvus)
+    indexes = LiveIndexes(settings)
+    made = indexes.create("new", "test", ["department"])
+    assert made["created"]
+    assert indexes.create("new", "test", []) == made | {"created": False}
+    elsewhere = IndexWriter(tmp_path / "two", "new", milvus.stores)
+    found, created = create_index(elsewhere, like, BigramEncoder("document"))
+    assert (found.version, created) == (made["version"], False)
+    snapshot = load_index(elsewhere, BigramEncoder(), store)
+    assert (snapshot.manifest.count, snapshot.manifest.store) == (0, "milvus")
+    assert snapshot.segment.filters.fields == {"department": 0}
+    (done,) = indexes.open("new").commit([Write("new", put=tuple(make_records(2)))])
+    assert isinstance(done, Written) and done.added == 2
+    segment = load_index(elsewhere, BigramEncoder(), store).segment
+    assert segment.full_text
+    for rows in (
+        segment.vectors.search(BigramEncoder().encode(["高血压"]).vectors[0], 10)[1],
+        segment.full_text.search("患者", 10)[1],
+    ):
+        assert {own_id(segment.documents[row]) for row in rows.tolist()} <= {"d0000", "d0001"}
+    assert indexes.delete("new") == {"documents": 2}
+    assert (collections(milvus), names(milvus)) == before
+    store.fetch(tmp_path / "two")
+    assert [one.parent.name for one in (tmp_path / "two").glob("*/CURRENT")] == ["test"]
+    with raises(IndexVersionError, "no_active_version"):
+        indexes.delete("new")
+    assert indexes.create("new", "test", [])["created"]
+    store.fetch(tmp_path / "two")
+    assert len(list((tmp_path / "two").glob("*/CURRENT"))) == 2
 
 
 def test_token_vectors_of_base_and_segments_are_scored_together(
