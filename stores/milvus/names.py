@@ -125,7 +125,7 @@ def labels_expression(requirements: Sequence[Requirement]) -> tuple[str, bool]:
 
 def rows_expression(rows: Sequence[int]) -> str:
     """Returns an expression for rows by their number."""
-    return f"{ROW} in {list(rows)}"
+    return f"{ROW} in {list(map(int, rows))}"
 
 
 def too_large(document: Document) -> str:

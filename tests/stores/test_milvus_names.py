@@ -75,7 +75,7 @@ def test_values_of_a_field_are_alternatives_and_fields_all_match() -> None:
     assert labels_expression([some, other]) == (expression, True)
     many = Requirement(np.arange(5_000))
     assert labels_expression([some, many, other]) == (expression, False)
-    assert rows_expression([5, 2]) == "row in [5, 2]"
+    assert rows_expression([5, np.int64(2)]) == "row in [5, 2]"
 
 
 def test_the_beam_is_at_least_as_wide_as_the_number_of_hits() -> None:
