@@ -69,6 +69,10 @@ CARE = .venv/bin/care
 cmedteb tradeoff quality export care-mini care-mini-query care-mini-lookup train ablations bench bench-peers: CARE = .venv-test/bin/care
 # Commands that tests start share compiled modules, also where the shell turns this off.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(1)/bin/python -m pytest
+# Tests of processes have time limits; what fails beside other suites runs once more, one test at a time.
+TWICE = $(call PYTEST,$(1)) $(2) $(3) -o cache_dir=$(1)/.pytest_cache || { \
+	  echo 'warning: tests with processes failed beside others; they run once more'; \
+	  $(call PYTEST,$(1)) $(2) -o cache_dir=$(1)/.pytest_cache --last-failed --last-failed-no-failures none; }
 # Folder that an export writes: by default that of a trained pair, NAME-onnx or NAME-optimum.
 EXPORTED = $(or $(OUT),$(if $(filter %.toml,$(CARE_PAIR)),$(error set OUT=pairs/NAME),$(or $(CARE_PAIRS),pairs)/$(CARE_PAIR)-$(1)))
 
@@ -111,9 +115,7 @@ test: $(TEST) ## Check format, lint, types and import rules, then run all tests
 	.venv-test/bin/lint-imports
 	$(call PYTEST,.venv-test) -n 2 --dist loadfile --no-loadscope-reorder \
 	  -m '$(IN_PROCESS)'
-	$(call PYTEST,.venv-test) -n 3 --dist loadfile --no-loadscope-reorder -m '$(PROCESSES)' || { \
-	  echo 'warning: tests with processes failed beside others; they run once more, alone'; \
-	  $(call PYTEST,.venv-test) --last-failed --last-failed-no-failures none -m '$(PROCESSES)'; }
+	$(call TWICE,.venv-test,-m '$(PROCESSES)',-n 3 --dist loadfile --no-loadscope-reorder)
 
 chain: $(TEST) .venv-engines/.complete ## Run the paper's recipes on tiny models, from raw texts to a served answer, in two environments
 	$(call PYTEST,.venv-test) -x tests/chain/test_training.py
@@ -127,12 +129,12 @@ test-engines: $(ENGINES) ## Test vLLM, LoRA adapters, Ray, Milvus, and the clien
 environments: $(ENGINES)
 
 test-vllm:
-	$(call PYTEST,.venv-engines) tests/engines/vllm
+	$(call TWICE,.venv-engines,tests/engines/vllm)
 
 test-distributed:
 	@# Ray starts its servers by fork, which can hang in a process with the threads of Milvus's client.
-	$(call PYTEST,.venv-distributed) tests/engines/distributed --ignore=tests/engines/distributed/test_ray.py
-	$(call PYTEST,.venv-distributed) tests/engines/distributed/test_ray.py
+	$(call TWICE,.venv-distributed,tests/engines/distributed --ignore=tests/engines/distributed/test_ray.py)
+	$(call TWICE,.venv-distributed,tests/engines/distributed/test_ray.py)
 
 test-clients:
 	.venv-clients/bin/mypy -p care_client

@@ -14,6 +14,13 @@ Object = dict[str, Any]
 Objects = dict[tuple[str, str], Object]
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads the tag by which a file for Compose removes a value of another one."""
+
+
+_Loader.add_constructor("!reset", lambda loader, node: loader.construct_sequence(node))
+
+
 def read_compose(variables: dict[str, str] | None = None, file: str = "compose.yaml") -> Object:
     """Reads a file for Compose with the values of some variables and the defaults of the others."""
     values = variables or {}
@@ -22,7 +29,8 @@ def read_compose(variables: dict[str, str] | None = None, file: str = "compose.y
         return values.get(match[1], match[2] if match[2] is not None else match[0])
 
     text = (DEPLOY / file).read_text("utf-8")
-    compose: Object = yaml.safe_load(re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)\}", value, text))
+    text = re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)\}", value, text)
+    compose: Object = _Loader(text).get_single_data()
     return compose
 
 

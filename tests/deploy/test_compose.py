@@ -57,6 +57,29 @@ def test_the_index_that_is_written_to_milvus_is_served() -> None:
     assert re.search(r":v\d+\.\d+\.\d+", milvus["image"])
 
 
+def test_a_proxy_sends_writes_to_one_service_with_the_settings_of_the_others() -> None:
+    service, writer, proxy = (IN_MILVUS["services"][n] for n in ("service", "writer", "proxy"))
+    assert writer["extends"] == {"file": "compose.yaml", "service": "service"}
+    own = service["environment"].keys() - writer["environment"].keys()
+    assert own == {"CARE_INDEXES"}
+    assert writer["environment"].items() <= service["environment"].items()
+    # Without it, the writer has a volume in the folder that the image sets.
+    (volume,) = (volume.split(":") for volume in writer["volumes"])
+    assert volume[0] in IN_MILVUS["volumes"]
+    assert volume[1] == image_variables()["CARE_INDEXES"]
+    assert "deploy" not in writer
+    # Only the proxy is published, on the port that the service has without it.
+    assert service["ports"] == writer["ports"] == []
+    host, published, port = proxy["ports"][0].split(":")
+    assert [f"{host}:{published}:{published}"] == SERVICES["service"]["ports"]
+    (mounted,) = (volume.split(":")[0] for volume in proxy["volumes"])
+    config = (DEPLOY / mounted).read_text()
+    assert f"listen {port};" in config
+    assert (
+        set(re.findall(r" (\w+):8000;", config)) == {"service", "writer"} <= {*proxy["depends_on"]}
+    )
+
+
 @pytest.mark.parametrize("name", SERVICES)
 def test_the_objects_that_a_container_refers_to_exist(name: str) -> None:
     container = SERVICES[name]
@@ -68,9 +91,9 @@ def test_the_objects_that_a_container_refers_to_exist(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", [*SERVICES, "proxy"])
 def test_a_container_has_no_more_privileges_than_it_needs(name: str) -> None:
-    container = SERVICES[name]
+    container = SERVICES[name] if name in SERVICES else IN_MILVUS["services"][name]
     assert container["read_only"] is True
     assert container["cap_drop"] == ["ALL"]
     assert container["security_opt"] == ["no-new-privileges:true"]

@@ -1,3 +1,4 @@
+import copy
 import os
 import re
 import shlex
@@ -46,6 +47,17 @@ KUSTOMIZATIONS = {
         render,
         "overlays/care-mini",
         components=["../../components/index-in-milvus"],
+        without=["../../components/wait-for-index"],
+    ),
+    "with_writer": partial(
+        render,
+        "overlays/example",
+        components=["../../components/ingress", "../../components/one-writer"],
+    ),
+    "in_milvus_with_writer": partial(
+        render,
+        "overlays/care-mini",
+        components=["../../components/index-in-milvus", "../../components/one-writer"],
         without=["../../components/wait-for-index"],
     ),
     "behind_ingress": partial(render, "overlays/example", components=["../../components/ingress"]),
@@ -118,7 +130,10 @@ def test_pods_have_no_more_privileges_than_they_need(name: str, kustomize: Kusto
 
 @pytest.mark.parametrize(
     "name",
-    ["example", "fetching", "in_milvus", "care_mini", "care_8b", "upload", "upload_pairs"],
+    [
+        *("example", "fetching", "in_milvus", "care_mini", "care_8b", "upload", "upload_pairs"),
+        *("with_writer", "in_milvus_with_writer"),
+    ],
 )
 def test_the_objects_that_pods_refer_to_exist(name: str, kustomize: Kustomize) -> None:
     objects = kustomize(name)
@@ -164,6 +179,84 @@ def test_selectors_and_ports_match_the_pods(example: Objects) -> None:
     labels = example["Deployment", "care"]["spec"]["template"]["metadata"]["labels"].items()
     budget = example["PodDisruptionBudget", "care"]["spec"]["selector"]["matchLabels"]
     assert budget.items() <= labels
+
+
+def selects(selector: Object, labels: Object) -> bool:
+    """Whether a selector selects pods with labels; of expressions it knows `In`."""
+    expressions = selector.get("matchExpressions", ())
+    assert {each["operator"] for each in expressions} <= {"In"}
+    return selector.get("matchLabels", {}).items() <= labels.items() and all(
+        labels.get(each["key"]) in each["values"] for each in expressions
+    )
+
+
+WITH_WRITER = pytest.mark.parametrize("name", ["with_writer", "in_milvus_with_writer"])
+
+
+@WITH_WRITER
+def test_the_writer_is_one_pod_like_those_of_the_service(name: str, kustomize: Kustomize) -> None:
+    objects = kustomize(name)
+    service, writer = objects["Deployment", "care"], objects["Deployment", "care-writer"]
+    assert writer["spec"]["replicas"] == 1
+    assert writer["spec"]["strategy"] == {"type": "Recreate"}
+    scaled = [item["spec"] for (kind, _), item in objects.items() if "Autoscaler" in kind]
+    assert [each["scaleTargetRef"]["name"] for each in scaled] == ["care"]
+    # It has the same image, settings, secrets and volumes, and can change the files of indexes.
+    expected, spec = pod(copy.deepcopy(service)), pod(copy.deepcopy(writer))
+    del expected["topologySpreadConstraints"]
+    (mount,) = (m for m in expected["containers"][0]["volumeMounts"] if m["name"] == "indexes")
+    assert mount["readOnly"] is (name == "with_writer")
+    mount["readOnly"] = False
+    assert spec == expected
+
+
+@WITH_WRITER
+def test_nothing_that_selects_the_service_selects_the_writer_too(
+    name: str, kustomize: Kustomize
+) -> None:
+    objects = kustomize(name)
+    labels = {
+        name: objects["Deployment", name]["spec"]["template"]["metadata"]["labels"]
+        for name in ("care", "care-writer")
+    }
+    for own, other in (("care", "care-writer"), ("care-writer", "care")):
+        (port,) = objects["Service", own]["spec"]["ports"]
+        (container,) = pod(objects["Deployment", own])["containers"]
+        assert port["targetPort"] == container["ports"][0]["name"]
+        for selector in (
+            {"matchLabels": objects["Service", own]["spec"]["selector"]},
+            objects["Deployment", own]["spec"]["selector"],
+        ):
+            assert selects(selector, labels[own])
+            assert not selects(selector, labels[other])
+    # One pod has no budget: it would keep a node from being drained.
+    budget = objects["PodDisruptionBudget", "care"]["spec"]["selector"]
+    assert [selects(budget, each) for each in labels.values()] == [True, False]
+    # The same connections are open to both.
+    policy = objects["NetworkPolicy", "care"]["spec"]["podSelector"]
+    (rule,) = objects["NetworkPolicy", "care-redis"]["spec"]["ingress"]
+    for each in labels.values():
+        assert selects(policy, each)
+        assert [selects(peer["podSelector"], each) for peer in rule["from"]].count(True) == 1
+
+
+def test_the_service_monitor_finds_the_writer_under_the_name_of_the_job(
+    kustomize: Kustomize,
+) -> None:
+    objects = kustomize("with_writer")
+    monitor = objects["ServiceMonitor", "care"]["spec"]
+    for name in ("care", "care-writer"):
+        labels = objects["Service", name]["metadata"]["labels"]
+        assert selects(monitor["selector"], labels)
+        assert labels[monitor["jobLabel"]] == "care"
+
+
+def test_the_writer_has_room_for_a_copy_of_an_index_in_milvus(kustomize: Kustomize) -> None:
+    """It builds the base anew there; pods of the service keep what was written since the build."""
+    volumes = pod(kustomize("in_milvus_with_writer")["Deployment", "care-writer"])["volumes"]
+    (room,) = (volume["emptyDir"]["sizeLimit"] for volume in volumes if volume["name"] == "indexes")
+    claim = kustomize("example")["PersistentVolumeClaim", "care-indexes"]["spec"]
+    assert room == claim["resources"]["requests"]["storage"]
 
 
 def test_the_service_monitor_finds_the_service_under_the_name_of_the_job(example: Objects) -> None:
