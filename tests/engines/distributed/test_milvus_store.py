@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from care.cli.main import main
+from core.analysis import terms
 from core.errors import CareError, IndexVersionError
 from core.versions import IndexFolder, read_manifest
 from indexer.build import BuildOptions, build, up_to_date
@@ -77,6 +78,21 @@ def test_a_version_is_in_collections(options: BuildOptions, milvus: MilvusAt) ->
         up_to_date(replace(options, store="faiss", stores=VectorStores()), make_spec("document"))
         is None
     )
+
+
+def test_a_build_analyses_each_document_once(
+    options: BuildOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def count(text: str) -> list[str]:
+        seen.append(text)
+        return terms(text)
+
+    monkeypatch.setattr("stores.milvus.tables.terms", count)
+    monkeypatch.setattr("stores.lexical.terms", None)  # full text in files
+    publish(options)
+    assert len(seen) == len(set(seen)) == 60
 
 
 def test_stored_vectors_equal_those_of_the_encoder(options: BuildOptions) -> None:
