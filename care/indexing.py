@@ -297,7 +297,6 @@ def _as_before(options: IndexOptions, base: IndexManifest) -> IndexOptions:
         factory=factory,
         recall=recall,
         backend=options.backend or backend,
-        whole=_given(options.whole, store == base.store and base.is_whole),
         full_text=_given(options.full_text, FULL_TEXT in base.components),
         token_vectors=_given(options.token_vectors, TOKENS in base.components),
     )
@@ -345,9 +344,6 @@ def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[
     if options.token_vectors and backend != "onnx":
         message = f"--token-vectors needs --backend onnx; the backend is {backend}"
         raise CareError(message, code="option_not_taken", option="--token-vectors")
-    if options.whole and options.store != "milvus":
-        message = "--whole needs --store milvus: no other store can hold a whole index"
-        raise CareError(message, code="option_not_taken", option="--whole")
     same = base is not None and base.backend == backend and base.dtype in DTYPES
     dtype = options.dtype or (base.dtype if base and same else "auto")
     full_text = options.full_text is not False
@@ -361,7 +357,6 @@ def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[
         options,
         full_text=full_text,
         store=options.store or "faiss",
-        whole=bool(options.whole),
         threads=options.threads or available_cpus(),
         backend=cast("Backend", backend),
         dtype=cast("Dtype", resolve_dtype(backend, dtype)),

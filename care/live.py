@@ -224,11 +224,8 @@ class LiveIndexes:
             `version` and `number` of its active version, and whether it was `created`.
         """
         root = self._settings.indexes
-        if self._settings.store != "faiss":
-            message = "the service keeps vectors in Milvus: make the index with care index"
-            raise CareError(message, code="no_segments")
-        like = index_of(IndexFolder(root, like))
-        manifest, index = active_manifest(IndexWriter(root, like)), IndexWriter(root, name)
+        index = IndexWriter(root, name, self._stores)
+        manifest = active_manifest(replace(index, name=index_of(IndexFolder(root, like))))
         # One after another, so that their number is exact.
         with writing_in(root), exclusive(root, "create", wait=CHANGE_WAIT):
             if index.active_or_none() is None:
@@ -239,7 +236,8 @@ class LiveIndexes:
 
     def delete(self, name: str) -> dict[str, Any]:
         """Deletes an index, and returns the number of its `documents`; see `delete_index`."""
-        return {"documents": delete_index(IndexWriter(self._settings.indexes, name))}
+        index = IndexWriter(self._settings.indexes, name, self._stores)
+        return {"documents": delete_index(index)}
 
     def rebuild(self, name: str) -> IndexManifest | None:
         """Joins all segments of an index into one, with one thread; encodes nothing but canaries.

@@ -140,9 +140,8 @@ class IndexOptions:
 
     `pair`, `indexes`, `builds` and `milvus_uri` are by default the variables `CARE_PAIR`,
     `CARE_INDEXES`, `CARE_BUILDS` and `CARE_MILVUS_URI`; the token of Milvus is read from
-    `CARE_MILVUS_TOKEN`. In an update, None in `factory`, `store`, `whole`, `recall`, `backend`,
-    `dtype`, `full_text`, `terms`, `lexical_weight` or `token_vectors` keeps what the active version
-    has.
+    `CARE_MILVUS_TOKEN`. In an update, None in `factory`, `store`, `recall`, `backend`, `dtype`,
+    `full_text`, `terms`, `lexical_weight` or `token_vectors` keeps what the active version has.
     """
 
     pair: PairName = _setting("CARE_PAIR", str, DEFAULT_PAIR)  # noqa: RUF009
@@ -156,14 +155,9 @@ class IndexOptions:
             "the number of vectors).",
         ),
     ] = None
-    store: Annotated[StoreName | None, _index(help="Store of the vectors (default: faiss).")] = None
-    whole: Annotated[
-        bool | None,
-        _index(
-            "--whole/--no-whole",
-            help="With the store milvus: keep documents, filter values and full text there as "
-            "well, so that services need no files (default: no).",
-        ),
+    store: Annotated[
+        StoreName | None,
+        _index(help="Where the index is kept: files, with FAISS, or Milvus (default: faiss)."),
     ] = None
     recall: Annotated[
         float | None,

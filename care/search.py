@@ -55,7 +55,7 @@ def open_index(
         pair: Trained or registered pair, or path of a pair's TOML file; by default `CARE_PAIR` or
             "care-mini".
         indexes: Folder of all indexes; by default `CARE_INDEXES` or "indexes".
-        milvus_uri: Address of Milvus, if it has the vectors; by default `CARE_MILVUS_URI`.
+        milvus_uri: Address of Milvus, if it has the index; by default `CARE_MILVUS_URI`.
         threads: Threads that encode a query.
 
     Raises:
@@ -85,7 +85,7 @@ def load_with_encoder(
     index = IndexFolder(Path(indexes or default.indexes), name)
     milvus = milvus_uri or default.milvus_uri
     stores = vector_stores(milvus)
-    if milvus and not index.path.exists():  # it may be whole in Milvus
+    if milvus and not index.path.exists():  # it may be in Milvus
         stores.get("milvus").active_version(index)
     manifest = with_version(index.active, lambda version: read_manifest(index.version(version)))
     # Before the encoder is loaded, which may download it.

@@ -20,9 +20,9 @@ SEGMENT_FILE, DELETED_FILE = "segment.json", "deleted.roaring"
 # The components that this release reads.
 FULL_TEXT, TERMS, TOKENS = "lexical", "terms", "tokens"
 COMPONENTS = (FULL_TEXT, TERMS, TOKENS)
-# A component without files: documents, filter values, full text and token vectors are in the store
-# of the vectors as well, so that services need no files of them.
-WHOLE = "whole"
+# A component without files, of a version in Milvus: its documents, filter values, full text and
+# token vectors, which are tables there.
+TABLES = "tables"
 # Backend and dtype of versions whose manifest schema has no such fields.
 UNKNOWN = "unknown"
 
@@ -186,7 +186,7 @@ class IndexManifest(FrozenModel):
     # and in ONNX Runtime the dtype of the graph. For OpenVINO it is never `auto`.
     dtype: str
     metric: Literal["cosine"]
-    store: Literal["faiss", "milvus"]
+    store: Literal["faiss", "milvus"]  # of the base; segments that were written are files
     factory: str  # index type, as a FAISS factory string
     # Search parameters that were chosen by measured recall.
     search_parameters: dict[str, Annotated[int, Field(gt=0, le=MAX_SEARCH_PARAMETER)]]
@@ -217,11 +217,6 @@ class IndexManifest(FrozenModel):
         """Checksum of all fields except those that `care versions migrate` changes."""
         facts = self.model_dump_json(exclude={"schema_version", "parent", "number"})
         return hashlib.sha256(facts.encode()).hexdigest()
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the store of the vectors has the rest of the version too."""
-        return WHOLE in self.components
 
     @property
     def base(self) -> str:

@@ -9,8 +9,8 @@ from core.files import sha256_file
 from core.manifest import VECTORS_FILE, FileRecord, IndexManifest
 from core.versions import MANIFEST, OF_THE_MACHINE, Part, linked, read_parts
 
-# Files that every version has, apart from its vectors.
-_FILES = ("documents.arrow", "filters.arrow")
+# Files that every segment has, apart from those in Milvus.
+_FILES = ("documents.arrow", "filters.arrow", VECTORS_FILE)
 
 
 def verify_files(folder: Path, manifest: IndexManifest, known: Collection[Part] = ()) -> list[Part]:
@@ -30,10 +30,10 @@ def verify_files(folder: Path, manifest: IndexManifest, known: Collection[Part] 
     before = {part.key for part in known}
     new = [part for part in parts if part.key not in before]
     for part in new:
-        if part.manifest.is_whole:  # what is not in files is in the store
+        if part.manifest.store == "milvus":
             continue
         records = part.manifest.all_files
-        for name in (*_FILES, *((VECTORS_FILE,) if manifest.store == "faiss" else ())):
+        for name in _FILES:
             if name not in records:
                 reason = f"does not list {name}: build the index again"
                 raise IndexVersionError.at(part.folder / MANIFEST, reason, "file_missing")

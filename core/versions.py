@@ -378,7 +378,8 @@ def _parse_segment(path: Path, content: bytes, base: IndexManifest) -> IndexMani
 def segment_manifest(folder: str, facts: SegmentFacts, base: IndexManifest) -> IndexManifest:
     """Returns what is known of a segment besides the base; `folder` is the name of its folder."""
     own = {name: getattr(facts, name) for name in SegmentFacts.model_fields}
-    return base.model_copy(update=own | {"version": folder, "canaries": [], "segments": ()})
+    own |= {"version": folder, "store": "faiss", "canaries": [], "segments": ()}
+    return base.model_copy(update=own)
 
 
 def _invalid(path: Path, error: ValidationError) -> IndexVersionError:

@@ -25,8 +25,6 @@ from core.manifest import (
     FULL_TEXT,
     SCHEMA_VERSION,
     TERMS,
-    TOKENS,
-    WHOLE,
     Chunking,
     Component,
     CorpusRecord,
@@ -56,14 +54,12 @@ from indexer.readers.fields import FieldNames
 from indexer.samples import check_space, first_sentences, read_queries, sample_canaries
 from indexer.staging import (
     StagedCorpus,
-    only_in_store,
     read_chunks,
     stage,
     write_version,
 )
 from indexer.state import IndexState
-from stores.base import NewVectors, SearchChoice
-from stores.lexical import write_full_text
+from stores.base import NewVersion, SearchChoice
 from stores.recall import RECALL_K, crowded_rows
 from stores.registry import (
     FAISS_ONLY,
@@ -73,7 +69,7 @@ from stores.registry import (
     default_factory,
 )
 from stores.term_list import GIVEN, write_terms
-from stores.token_vectors import token_vector_spec, write_token_vectors
+from stores.token_vectors import token_vector_spec
 
 FAILED = "failed.jsonl"
 DEFAULT_RECALL = 0.99
@@ -119,8 +115,6 @@ class BuildOptions:
     terms: TermList | None = None
     # The token vectors that the document encoder computes; None for none.
     token_vectors: TokenVectorSpec | None = None
-    # Whether the store of the vectors gets all else too, so that services need no files.
-    whole: bool = False
     live: bool = False  # whether the version is deleted by itself, like those of live writes
 
     @property
@@ -182,7 +176,6 @@ def up_to_date(options: BuildOptions, spec: EncoderSpec) -> IndexManifest | None
         and manifest.factory in ({options.factory} if options.factory else defaults)
         and manifest.recall.target == _target(options)
         and manifest.chunking == options.chunking
-        and manifest.is_whole == options.whole
         and same_full_text(manifest, options)
         and token_vector_spec(manifest) == options.token_vectors
         and manifest.recall.source == _recall_source(options, _held_out(options))
@@ -331,24 +324,19 @@ def _write_version(
     check_canaries(query_encoder, canaries)
     texts = held_out or first_sentences(reader, text_rows)
     queries = [query_encoder.encode([normalize_text(text)]).vectors for text in texts]
-    filter_reader = FilterReader(folder / filters.FILE_NAME, fields, len(reader))
-    components: dict[str, Component] = {}
-    if options.full_text:
-        components[FULL_TEXT] = write_full_text(
-            folder, reader, filter_reader, progress=options.progress
-        )
-        if options.terms:
-            components[TERMS] = write_terms(folder, options.terms, reader)
+    tokens = None
     if options.token_vectors:
         tokens = ShardedTokens(encoded.folder, options.shard_size, vector_of)
-        rows = map(tokens.row, range(len(tokens)))
-        components[TOKENS] = write_token_vectors(folder, rows, options.token_vectors)
-    new = NewVectors(
+    new = NewVersion(
         index=options.name,
         version=version,
         folder=folder,
+        documents=reader,
+        filters=FilterReader(folder / filters.FILE_NAME, fields, len(reader)),
         vectors=vectors,
-        filters=filter_reader,
+        full_text=options.full_text,
+        tokens=tokens,
+        token_spec=options.token_vectors,
         factory=factory,
         queries=np.concatenate(queries),
         recall=_target(options),
@@ -360,9 +348,10 @@ def _write_version(
     choice = store.build(new)
     _check_recall(choice, options)
     record = _corpus_record(encoded, folder, len(text_rows), len(vectors))
-    if options.whole:
-        components[WHOLE] = store.write_rest(new, reader, components)
-        components = only_in_store(folder, components)
+    components: dict[str, Component] = {}
+    if options.full_text and options.terms:
+        components[TERMS] = write_terms(folder, options.terms, reader)
+    components |= store.write_contents(new)
     return IndexManifest(
         schema_version=SCHEMA_VERSION,
         name=options.name,

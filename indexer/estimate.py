@@ -249,7 +249,7 @@ def format_estimate(estimate: Estimate, rate: EncodingRate) -> list[str]:
     documents = f"documents.arrow {_size(estimate.documents_file)}"
     vectors = f"{_size(estimate.vectors_file)} ({estimate.factory})"
     if estimate.store == "milvus":
-        version = f"{documents}; vectors in Milvus {vectors}"
+        version = f"in Milvus: vectors {vectors}, documents {_size(estimate.documents_file)}"
     else:
         total_size = _size(estimate.vectors_file + estimate.documents_file)
         version = f"{total_size}: vectors.faiss {vectors}, {documents}"

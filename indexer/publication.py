@@ -139,12 +139,12 @@ class IndexWriter(IndexFolder):
     def latest(self) -> str:
         """Returns the version that services search, which `CURRENT` then names.
 
-        Of an index that is wholly in Milvus, it can have been activated on another machine.
+        Of an index in Milvus, it can have been activated on another machine.
         """
         version = self.active()
         folder = self.version(version)
         try:
-            if read_collection(folder) is None or not read_manifest(folder).is_whole:
+            if read_collection(folder) is None:
                 return version
         except IndexVersionError:  # it is damaged
             return version

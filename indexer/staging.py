@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from pydantic import BaseModel, ValidationError
 from core import documents, filters
 from core.documents import DocumentReader, DocumentWriter
 from core.errors import CorpusError
-from core.files import read_small, remove_folder, sync, write_text
+from core.files import read_small, sync, write_text
 from core.filters import FilterWriter
-from core.manifest import FULL_TEXT, TERMS, TOKENS, Component, UpdateRecord
+from core.manifest import UpdateRecord
 from core.progress import progress_bar
 from core.scratch import Scratch, scratch
 from core.text import document_text
@@ -209,22 +209,6 @@ def unique_text_rows(folder: Path) -> RowArray:
     """Returns int64 [unique texts]: the first row with each text."""
     rows: RowArray = np.load(folder / _TEXTS, mmap_mode="r")
     return rows
-
-
-def only_in_store(folder: Path, components: Mapping[str, Component]) -> dict[str, Component]:
-    """Removes the files of what the store has from a folder, and from the record of components.
-
-    So the folder is the same on each machine, and segments can be added to it anywhere.
-    """
-    for name in (documents.FILE_NAME, filters.FILE_NAME):
-        (folder / name).unlink()
-    for name in (FULL_TEXT, TOKENS):
-        if name in components:
-            remove_folder(folder / name)
-    return {
-        name: one if name == TERMS else one.model_copy(update={"files": {}})
-        for name, one in components.items()
-    }
 
 
 def row_texts(reader: DocumentReader, rows: Iterable[int]) -> Iterator[str]:

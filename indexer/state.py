@@ -14,13 +14,12 @@ from pyroaring import BitMap
 from core.canaries import canary_vectors
 from core.encoders import EncoderSpec
 from core.errors import CareError, EmbeddingSpaceError, IndexVersionError
-from core.manifest import FULL_TEXT, WHOLE, IndexManifest, SegmentEntry
+from core.manifest import FULL_TEXT, IndexManifest, SegmentEntry
 from core.text import document_text
 from core.types import Document, FloatArray, RowArray
 from core.versions import IndexFolder, Part, opening, read_manifest, read_parts
 from stores.faiss.store import FaissStore
 from stores.lexical import is_current
-from stores.milvus.names import MEAN
 from stores.registry import FAISS_ONLY, VectorStores
 from stores.segment import Segment, open_segment, parts_of, read_deleted
 from stores.segments import JoinedDocuments, JoinedFilters, JoinedVectors, RowMap
@@ -149,11 +148,9 @@ class IndexState:
     def check(self) -> None:
         """Raises a CareError if segments cannot be added to the version.
 
-        Its vectors are in another store, its full text is of an older release, or texts are
-        normalised in another way now.
+        Its full text is of an older release, or texts are normalised in another way now.
         """
         name = self.manifest.name
-        check_store(self.manifest)
         full_text = self.manifest.components.get(FULL_TEXT)
         if full_text and not is_current(full_text):
             message = f"the full text of index '{name}' is of an older release: "
@@ -181,18 +178,6 @@ class IndexState:
                 code="text_rules_changed",
                 version=version,
             )
-
-
-def check_store(manifest: IndexManifest) -> None:
-    """Raises CareError if the vectors of a version are in Milvus, and its documents are not."""
-    if manifest.store != "faiss" and not manifest.is_whole:
-        message = f"index '{manifest.name}' takes no writes while it is served, because only its "
-        message += f"vectors are in {manifest.store}: run care update --store milvus --whole once"
-        raise CareError(message, code="no_segments")
-    if manifest.is_whole and MEAN not in manifest.components[WHOLE].settings:
-        message = f"index '{manifest.name}' takes no writes, because it was built by an older "
-        message += "release: build it again with care index --store milvus --whole"
-        raise CareError(message, code="old_full_text")
 
 
 def check_encoder(base: IndexManifest, spec: EncoderSpec) -> None:

@@ -85,8 +85,9 @@ def update(
     """
     encoders = document_encoder, query_encoder
     other_components = not same_components(base, options)
-    other_components |= (base.store, base.is_whole) != (options.store, options.whole)
-    other_components |= options.whole and bool(base.segments)  # what was written joins its base
+    other_components |= base.store != options.store
+    # What was written into Milvus joins its base.
+    other_components |= base.store == "milvus" and bool(base.segments)
     other_fusion = options.full_text and base.fusion != options.fusion
     if not (changes.add or changes.delete or other_components or other_fusion):
         message = "the update has no changes: use --add, --delete, --terms, --lexical-weight, "

@@ -11,7 +11,7 @@ from core import documents
 from core.canaries import check_canaries
 from core.encoders import Encoder, EncoderSpec, Pair
 from core.errors import EmbeddingSpaceError
-from core.manifest import WHOLE, IndexManifest
+from core.manifest import TABLES, IndexManifest
 from core.text import document_text
 from core.types import Mode, RowArray
 from core.verification import verify_files
@@ -56,8 +56,8 @@ class Snapshot:
     @property
     def document_bytes(self) -> int:
         """Mean size of a document or chunk in its file [bytes]."""
-        if self.manifest.is_whole:
-            return int(self.manifest.components[WHOLE].settings["document_bytes"])
+        if tables := self.manifest.components.get(TABLES):
+            return int(tables.settings["document_bytes"])
         parts = self.segments.parts
         size = sum(part.manifest.files[documents.FILE_NAME].bytes for part in parts)
         return size // self.segment.count

@@ -27,7 +27,6 @@ _STATUSES = {
     "index_has_alias": 409,
     "index_is_alias": 409,
     "index_protected": 409,
-    "no_segments": 409,
     "old_full_text": 409,
     "other_encoder": 409,
     "other_writer": 409,

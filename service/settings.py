@@ -76,7 +76,7 @@ class Settings(BaseSettings):
     pairs: Path = DEFAULT_PAIRS
     """Folder of trained pairs: NAME/pair.toml, which `care export` writes."""
     store: Literal["faiss", "milvus"] = "faiss"
-    """Store of the vectors: faiss (files beside the documents) or milvus."""
+    """Where indexes are: faiss (files in CARE_INDEXES) or milvus."""
     milvus_uri: SecretStr | None = None
     """Address of Milvus, required with CARE_STORE=milvus: http://host:19530/database."""
     milvus_token: SecretStr | None = None

@@ -1,26 +1,29 @@
-"""Interface of all vector stores: build, open, search, read, activate, drop."""
+"""Interface of all stores of indexes: build, open, search, read, activate, drop."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from pyroaring import BitMap
 
+from core import documents, filters
 from core.canaries import MIN_INDEX_RECALL, canary_vectors
 from core.choices import StoreName as StoreName
 from core.documents import DocumentReader
-from core.errors import CareError, IndexVersionError
+from core.encoders import TokenVectorSpec
+from core.errors import IndexVersionError
 from core.filters import FilterReader, Selection
-from core.manifest import Component, IndexManifest
-from core.shards import ShardedVectors
+from core.manifest import FULL_TEXT, TOKENS, Component, IndexManifest
+from core.shards import ShardedTokens, ShardedVectors
 from core.types import Check, FloatArray, RowArray, no_check
 from core.types import ScoredRows as ScoredRows
 from core.versions import IndexFolder
-from stores.lexical import LexicalIndex
-from stores.token_vectors import TokenVectors
+from stores.lexical import LexicalIndex, open_full_text, write_full_text
+from stores.lexical import Part as TextPart
+from stores.token_vectors import TokenVectors, open_token_vectors, write_token_vectors
 
 # With SQ8 codes, the similarity of a canary to itself is about 0.9999.
 _MIN_CANARY_SCORE = 0.99
@@ -45,14 +48,18 @@ class SearchChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class NewVectors:
-    """Input of the build of a new version's vectors."""
+class NewVersion:
+    """What a store writes of a new version."""
 
     index: str
     version: str
-    folder: Path  # hidden folder of the version, which has its documents and filters
-    vectors: ShardedVectors
+    folder: Path  # hidden folder of the version, which has the files of documents and filters
+    documents: DocumentReader
     filters: FilterReader
+    vectors: ShardedVectors
+    full_text: bool  # whether the version has full text
+    tokens: ShardedTokens | None  # token vectors of each row, if the version has some
+    token_spec: TokenVectorSpec | None
     factory: str  # index type, accepted by `check_factory` for these vectors
     queries: FloatArray  # float32 [q, dimension], held-out query vectors
     recall: float  # target recall@10 of the search parameters
@@ -152,8 +159,8 @@ def check_vectors(
         raise IndexVersionError(message, code="foreign_vectors", path=source)
 
 
-class StoredRest(NamedTuple):
-    """What else than vectors a store has of a version."""
+class Contents(NamedTuple):
+    """What a segment has besides its vectors."""
 
     documents: DocumentReader
     filters: FilterReader
@@ -161,69 +168,100 @@ class StoredRest(NamedTuple):
     tokens: TokenVectors | None
 
 
+class SegmentText(NamedTuple):
+    """What the full text of one of several segments is opened from."""
+
+    folder: Path  # of its files
+    manifest: IndexManifest
+    documents: DocumentReader
+    opened: LexicalIndex | None  # if it is open already
+
+
 class VectorStore(ABC):
-    """A store of vectors; one instance per command or service.
+    """Where versions are kept; one instance per command or service.
 
     The default implementations are those of a store with its files in the folders of versions.
     """
 
     @abstractmethod
-    def build(self, new: NewVectors) -> SearchChoice:
+    def build(self, new: NewVersion) -> SearchChoice:
         """Writes the vectors of a new version and chooses its search parameters.
 
         Raises:
             CareError: If the vectors cannot be written.
         """
 
+    def write_contents(self, new: NewVersion) -> dict[str, Component]:
+        """Writes full text and token vectors of a version whose vectors are written.
+
+        Documents and filter values stay in the folder, or are moved out of it.
+
+        Returns:
+            The components of the version, by name.
+
+        Raises:
+            CareError: If they cannot be written.
+        """
+        found = {}
+        if new.full_text:
+            found[FULL_TEXT] = write_full_text(
+                new.folder, new.documents, new.filters, progress=new.progress
+            )
+        if new.tokens is not None and new.token_spec:
+            rows = map(new.tokens.row, range(len(new.tokens)))
+            found[TOKENS] = write_token_vectors(new.folder, rows, new.token_spec)
+        return found
+
     @abstractmethod
     def open(self, folder: Path, manifest: IndexManifest) -> Vectors:
-        """Opens the vectors of a version.
+        """Opens the vectors of a segment.
 
         Raises:
             IndexVersionError: If the vectors are missing or do not match the manifest.
         """
 
-    def write_rest(
-        self, new: NewVectors, documents: DocumentReader, components: Mapping[str, Component]
-    ) -> Component:
-        """Writes to the store what else a version has, so that services need none of its files.
+    def open_contents(
+        self, folder: Path, manifest: IndexManifest, *, full_text: bool = True
+    ) -> Contents:
+        """Opens what a segment has besides its vectors.
 
         Args:
-            new: Input of `build`, which has written the vectors.
-            components: Those in files: full text, term list, token vectors.
-
-        Returns:
-            The component `WHOLE`.
+            full_text: Whether to open the full text too, if it is in files.
 
         Raises:
-            CareError: `not_whole`, if the store keeps vectors alone.
+            IndexVersionError: If something is missing, or does not match the manifest.
         """
-        raise _not_whole()
+        if manifest.store != "faiss":
+            message = f"{folder} is in Milvus: set CARE_STORE=milvus and CARE_MILVUS_URI"
+            raise IndexVersionError(message, code="wrong_store", path=folder)
+        reader = DocumentReader(folder / documents.FILE_NAME)
+        if len(reader) != manifest.count:
+            found = f"contains {len(reader)} documents; the manifest counts {manifest.count}"
+            counts = {"documents": len(reader), "expected": manifest.count}
+            raise IndexVersionError.at(
+                folder, f"{found}: build the index again", "wrong_document_count", **counts
+            )
+        values = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields, manifest.count)
+        values.frequent_values()  # counted here, in a thread that may take its time
+        text = open_full_text(folder, manifest) if full_text else None
+        tokens = open_token_vectors(folder, manifest.components.get(TOKENS), manifest.count)
+        return Contents(reader, values, text, tokens)
 
-    def open_rest(self, folder: Path, manifest: IndexManifest) -> StoredRest:
-        """Opens what `write_rest` has written; IndexVersionError if it is not complete."""
-        message = f"{folder} has no documents: they are in the store '{manifest.store}', which "
-        message += "has to be set with CARE_STORE"
-        raise IndexVersionError(message, code="wrong_store", path=folder)
-
-    def join_text(
-        self,
-        base: LexicalIndex,
-        documents: Sequence[DocumentReader],
-        firsts: Sequence[int],
-        deleted: NDArray[np.bool_],
-    ) -> LexicalIndex:
-        """Returns the full text of a base that `open_rest` opened and of further segments.
+    def join_full_text(
+        self, folder: Path, segments: Sequence[SegmentText], deleted: BitMap
+    ) -> LexicalIndex | None:
+        """Opens the full text of several segments as one.
 
         Args:
-            documents: Those of the further segments.
-            firsts: The first row of each of these, and the number of all rows.
-            deleted: bool [rows], rows that no search returns.
-
-        Raises:
-            CareError: `not_whole`, if the store keeps vectors alone.
+            folder: Of the base, with its term list.
+            segments: The segments, the base first; each has full text.
+            deleted: Rows that no search returns.
         """
-        raise _not_whole()
+        parts = [
+            TextPart(one.folder, one.manifest.components[FULL_TEXT], one.manifest.count)
+            for one in segments
+        ]
+        return open_full_text(folder, segments[0].manifest, parts, deleted)
 
     def claim(self, index: IndexFolder) -> None:  # noqa: B027
         """Makes this process the one that writes to an index, where others could do so too."""
@@ -251,9 +289,7 @@ class VectorStore(ABC):
         return False
 
     def drop(self, folder: Path) -> None:  # noqa: B027
-        """Deletes the vectors of the version in `folder` that are stored elsewhere."""
+        """Deletes what is stored elsewhere of the version in `folder`."""
 
-
-def _not_whole() -> CareError:
-    message = "only Milvus can hold a whole index: use --store milvus, or omit --whole"
-    return CareError(message, code="not_whole")
+    def delete(self, index: str) -> None:  # noqa: B027
+        """Deletes what is stored elsewhere of all versions of an index, which is not there then."""

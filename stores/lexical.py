@@ -91,7 +91,13 @@ def write_full_text(
         path.chmod(0o644)
         record = FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
         files[f"{FULL_TEXT}/{path.name}"] = record
-    return Component(format=FORMAT, files=files, settings={_NAMES: True, _VALUES: _HASHES})
+    return full_text_component(files)
+
+
+def full_text_component(files: Mapping[str, FileRecord]) -> Component:
+    """Returns the entry for the manifest of a full text as this release writes it."""
+    settings = {_NAMES: True, _VALUES: _HASHES}
+    return Component(format=FORMAT, files=dict(files), settings=settings)
 
 
 def is_current(component: Component) -> bool:

@@ -6,19 +6,17 @@ from pathlib import Path
 
 from pyroaring import BitMap
 
-from core import documents, filters
 from core.documents import DocumentReader
 from core.errors import IndexVersionError
 from core.filters import FilterReader
-from core.manifest import DELETED_FILE, FULL_TEXT, TOKENS, IndexManifest
+from core.manifest import DELETED_FILE, FULL_TEXT, IndexManifest
 from core.packs import unpack
 from core.scratch import MemoryFolder
 from core.types import CountedValue
 from core.versions import Part, read_parts
-from stores.base import Vectors, VectorStore
+from stores.base import SegmentText, Vectors, VectorStore
 from stores.faiss.store import FaissStore
-from stores.lexical import LexicalIndex, open_full_text
-from stores.lexical import Part as TextPart
+from stores.lexical import LexicalIndex
 from stores.segments import (
     JoinedDocuments,
     JoinedFilters,
@@ -27,7 +25,7 @@ from stores.segments import (
     RowMap,
     join_small,
 )
-from stores.token_vectors import TokenVectors, open_token_vectors
+from stores.token_vectors import TokenVectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +101,21 @@ def open_segments(
     open_parts = list(each.values())
     rows = RowMap([one.count for one in open_parts], deleted)
     vectors: Sequence[Vectors] = [one.vectors for one in open_parts]
-    text = open_parts[0].full_text if manifest.is_whole else None
-    if text:
-        others = [one.documents for one in open_parts[1:]]
-        text = store.join_text(text, others, rows.first[1:].tolist(), rows.deleted)
-    if not manifest.is_whole:  # there each segment is searched with its own filters
+    if manifest.store == "faiss":  # in Milvus each segment is searched with its own filters
         vectors = join_small(vectors)
+    text = None
+    if FULL_TEXT in manifest.components:
+        texts = [
+            SegmentText(one.folder, part.manifest, one.documents, one.full_text)
+            for part, one in zip(parts, open_parts, strict=True)
+        ]
+        text = store.join_full_text(parts[0].folder, texts, deleted)
     tokens = [one.tokens for one in open_parts if one.tokens]
     joined = Segment(
         JoinedDocuments([one.documents for one in open_parts], rows),
         JoinedFilters([one.filters for one in open_parts], manifest.filter_fields, rows),
         JoinedVectors(vectors, RowMap([one.count for one in vectors], deleted)),
-        text or _open_full_text(parts, open_parts, deleted),
+        text,
         JoinedTokens(tokens, rows) if len(tokens) == len(parts) else None,
     )
     return Segments(joined, parts, each)
@@ -123,19 +124,6 @@ def open_segments(
 def parts_of(segments: Mapping[str, Segment]) -> list[Part]:
     """Returns what is known of each of some open segments."""
     return [one.part for one in segments.values() if one.part]
-
-
-def _open_full_text(
-    parts: Sequence[Part], opened: Sequence[Segment], deleted: BitMap
-) -> LexicalIndex | None:
-    base = parts[0]
-    if FULL_TEXT not in base.manifest.components:
-        return None
-    texts = [
-        TextPart(one.folder, part.manifest.components[FULL_TEXT], part.manifest.count)
-        for part, one in zip(parts, opened, strict=True)
-    ]
-    return open_full_text(base.folder, base.manifest, texts, deleted)
 
 
 def read_deleted(folder: Path, manifest: IndexManifest) -> BitMap:
@@ -159,7 +147,7 @@ def open_segment(part: Part, store: VectorStore, *, full_text: bool = True) -> S
     """Opens the files of one segment, which are unpacked first if they are packed.
 
     Args:
-        full_text: Whether to open the full text too.
+        full_text: Whether to open the full text too, if it is in files.
 
     Raises:
         IndexVersionError: If a file cannot be read, or the files do not match the manifest.
@@ -169,20 +157,16 @@ def open_segment(part: Part, store: VectorStore, *, full_text: bool = True) -> S
         unpacked = MemoryFolder()
         folder = unpacked.path
         unpack(part.path, part.pack(), manifest.all_files, folder)
-    if manifest.is_whole and documents.FILE_NAME not in manifest.files:
-        rest = store.open_rest(folder, manifest)
-        return Segment(rest[0], rest[1], store.open(folder, manifest), *rest[2:], part, folder)
-    reader = DocumentReader(folder / documents.FILE_NAME)
-    if len(reader) != manifest.count:
-        found = f"contains {len(reader)} documents; the manifest counts {manifest.count}"
-        counts = {"documents": len(reader), "expected": manifest.count}
-        raise IndexVersionError.at(
-            folder, f"{found}: build the index again", "wrong_document_count", **counts
-        )
-    values = FilterReader(folder / filters.FILE_NAME, manifest.filter_fields, manifest.count)
-    values.frequent_values()  # counted here, in a thread that may take its time
-    text = open_full_text(folder, manifest) if full_text else None
-    tokens = open_token_vectors(folder, manifest.components.get(TOKENS), manifest.count)
+    contents = store.open_contents(folder, manifest, full_text=full_text)
     # Last, because a GPU may have to give up the vectors of the version that is served.
     vectors = store.open(folder, manifest)
-    return Segment(reader, values, vectors, text, tokens, part, folder, unpacked)
+    return Segment(
+        contents.documents,
+        contents.filters,
+        vectors,
+        contents.full_text,
+        contents.tokens,
+        part,
+        folder,
+        unpacked,
+    )

@@ -4,7 +4,7 @@ The files are in the folder `tokens` of the version and are memory-mapped; row i
 row i here. They are independent of the store of the vectors.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -39,7 +39,12 @@ def write_token_vectors(
         f"{TOKENS}/{path.name}": FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
         for path in sorted(target.iterdir())
     }
-    return Component(format=FORMAT, files=files, settings=spec.model_dump())
+    return token_component(spec, files)
+
+
+def token_component(spec: TokenVectorSpec, files: Mapping[str, FileRecord]) -> Component:
+    """Returns the entry for the manifest of token vectors."""
+    return Component(format=FORMAT, files=dict(files), settings=spec.model_dump())
 
 
 def token_vector_spec(manifest: IndexManifest) -> TokenVectorSpec | None:

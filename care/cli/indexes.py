@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from care.cli.options import Json
 from care.cli.output import show
-from care.options import Indexes, PairName
+from care.options import Indexes, MilvusUri, PairName, vector_stores
 from core.choices import DEFAULT_INDEXES, DEFAULT_PAIR
 
 app = typer.Typer(no_args_is_help=True, help="Create and delete indexes.")
@@ -45,12 +45,17 @@ def create(
 
 
 @app.command()
-def delete(name: Name, indexes: Indexes = DEFAULT_INDEXES, json_: Json = False) -> None:
+def delete(
+    name: Name,
+    indexes: Indexes = DEFAULT_INDEXES,
+    milvus_uri: MilvusUri = None,
+    json_: Json = False,
+) -> None:
     """Delete an index with all of its versions; services answer 404 for it at once."""
     from indexer.live.creation import delete_index
     from indexer.publication import IndexWriter
 
-    documents = delete_index(IndexWriter(indexes, name))
+    documents = delete_index(IndexWriter(indexes, name, vector_stores(milvus_uri)))
     show({"deleted": name, "documents": documents}, [f"deleted {name}"], as_json=json_)
 
 

@@ -17,7 +17,7 @@ _EXTRAS = {
     "train": "care train and care export, with torch",
     "cmedteb": "care cmedteb, with torch",
     "curation": "care curate",
-    "milvus": "vectors or whole indexes in Milvus",
+    "milvus": "indexes in Milvus",
     "distributed": "Ray, and Milvus",
     "openai": "--backend openai",
     "openvino": "--backend openvino, which encodes documents faster on processors",

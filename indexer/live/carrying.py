@@ -7,20 +7,18 @@ from pyroaring import BitMap
 
 from core.errors import CareError, IndexVersionError
 from core.files import sha256_file, sync
-from core.manifest import FULL_TEXT, SEGMENT_FILE, TOKENS, WHOLE, IndexManifest, UpdateRecord
-from core.versions import CHECKSUM, MANIFEST, Part, read_manifest
+from core.manifest import FULL_TEXT, SEGMENT_FILE, TOKENS, IndexManifest, UpdateRecord
+from core.versions import CHECKSUM, MANIFEST, Part
 from indexer.live.version import Carried, Changed, compose, publish
 from indexer.publication import WRITE, IndexWriter
-from indexer.state import IndexState, check_store, contents, own_id
+from indexer.state import IndexState, contents, own_id
 from stores.segment import Segment, open_segment
 
 
 def active_state(index: IndexWriter) -> IndexState | None:
     """Opens the active version, for `publish_build`; None if there is none that takes writes."""
     try:
-        version = index.latest()
-        check_store(read_manifest(index.version(version)))
-        return IndexState.open(index, version, stores=index.stores)
+        return IndexState.open(index, index.latest(), stores=index.stores)
     except (CareError, OSError):
         return None
 
@@ -66,9 +64,9 @@ def publish_build(
         state = _as_segment(index, manifest, folder)
         with index.new_version(manifest.version.rpartition("-")[2], WRITE) as (version, target):
             changed = Changed(removed, record, carried=carried)
-            whole, dead = compose(state, version, changed)
-            whole = whole.model_copy(update={"build_seconds": manifest.build_seconds})
-            return publish(index, target, whole, dead, index.next_number())
+            joined, dead = compose(state, version, changed)
+            joined = joined.model_copy(update={"build_seconds": manifest.build_seconds})
+            return publish(index, target, joined, dead, index.next_number())
 
 
 def _written_since(index: IndexWriter, start: IndexState | None) -> IndexState | None:
@@ -130,7 +128,7 @@ def _check_same(manifest: IndexManifest, written: IndexManifest) -> None:
     """Raises IndexVersionError if segments of a version cannot be added to a build."""
 
     def facts(one: IndexManifest) -> list[object]:
-        components = [name in one.components for name in (FULL_TEXT, TOKENS, WHOLE)]
+        components = [name in one.components for name in (FULL_TEXT, TOKENS)]
         return [one.store, one.encoder, one.chunking, *components]
 
     if facts(manifest) != facts(written):

@@ -7,37 +7,46 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 from pyroaring import BitMap
 
+from core import documents, filters
 from core.aliases import read_aliases
 from core.canaries import MAX_CANARIES, make_canaries
-from core.encoders import Encoder
+from core.documents import DocumentReader
+from core.encoders import Encoder, Encoding
 from core.errors import CareError, CorpusError, EmbeddingSpaceError, IndexVersionError
 from core.files import remove_folder, sha256_file, sync, write_text, writing_in
+from core.filters import FilterReader
 from core.manifest import (
     FULL_TEXT,
     SCHEMA_VERSION,
     SEGMENT_FILE,
     TERMS,
     TOKENS,
+    Component,
     CorpusRecord,
     IndexManifest,
     RecallReport,
     SegmentEntry,
 )
 from core.provenance import library_versions
+from core.scratch import temporary_folder
+from core.shards import ShardedTokens, ShardedVectors, write_shard
 from core.types import Document
 from core.verification import compare_files
 from core.versions import manifest_text, read_manifest
 from indexer.encoding import check_encoded
 from indexer.limits import max_text_chars
-from indexer.live.segment import write_files
+from indexer.live.segment import file_record, write_documents
 from indexer.live.version import publish
 from indexer.publication import DELETED, LIVE_KEY, WRITE, IndexWriter, hidden_names, hide
 from indexer.publication import hidden as hidden_path
 from indexer.records import Reject, parse_record
 from indexer.state import check_encoder
+from stores.base import NewVersion, VectorStore
 from stores.recall import RECALL_K
+from stores.token_vectors import token_vector_spec
 
 # The base of an index without documents: every version has rows, and canaries to check encoders by.
 # All of them are deleted in its first version.
@@ -73,9 +82,9 @@ def create_index(
         raise CorpusError(f"filter_fields: {fault.reason}", code="invalid_record")
     encoding = encoder.encode(_TEXTS)
     check_encoded(encoding.vectors, encoder.spec.dimension, _TEXTS)
+    store = index.stores.get(like.store)
     with _alone(index, "create"):
-        if (version := index.active_or_none()) is not None:
-            found = read_manifest(index.version(version))
+        if (found := _active(index, store)) is not None:
             if not _is_equal(found, like, encoder, fields):
                 message = f"there is an index '{index.name}' with other settings: choose another "
                 message += "name, or delete that index"
@@ -87,23 +96,31 @@ def create_index(
                 Document(id=str(n), text=text, parent=str(n) if chunked else None)
                 for n, text in enumerate(_TEXTS)
             ]
-            tokens = encoding.token_vectors if TOKENS in like.components else None
-            facts = write_files(folder, like, rows, [encoding.vectors], tokens)
+            _, values = write_documents(folder, rows, chunked=chunked)
+            components: dict[str, Component] = {}
             if terms := like.components.get(TERMS):
                 of_like = index.root / like.name / like.base
                 compare_files({of_like / name: one for name, one in terms.files.items()})
                 shutil.copytree(of_like / TERMS, folder / TERMS)
-                facts = facts.model_copy(update={"components": facts.components | {TERMS: terms}})
+                components[TERMS] = terms
+            with temporary_folder() as shards:
+                new = _new_version(index.name, version, folder, like, encoding, shards)
+                store.build(new)
+                components |= store.write_contents(new)
             base = like.model_copy(
-                update={name: getattr(facts, name) for name in type(facts).model_fields}
-                | {
+                update={
                     "schema_version": SCHEMA_VERSION,
                     "name": index.name,
                     "version": version,
                     "parent": None,
                     "number": None,
                     "encoder": encoder.spec,
-                    "store": "faiss",
+                    "factory": "Flat",
+                    "search_parameters": {},
+                    "count": len(rows),
+                    "filter_fields": values,
+                    "files": {p.name: file_record(p) for p in folder.iterdir() if p.is_file()},
+                    "components": components,
                     "thresholds": {},
                     "corpus": _corpus(len(rows), chunked=chunked),
                     "recall": RecallReport(
@@ -133,31 +150,68 @@ def create_index(
             return publish(index, folder, manifest, BitMap(range(len(rows))), 1), True
 
 
+def _active(index: IndexWriter, store: VectorStore) -> IndexManifest | None:
+    """Returns the manifest of the active version; None if there is none."""
+    try:
+        return read_manifest(index.version(store.active_version(index)))
+    except IndexVersionError as error:
+        if error.code != "no_active_version":
+            raise
+        return None
+
+
+def _new_version(
+    name: str, version: str, folder: Path, like: IndexManifest, encoding: Encoding, shards: Path
+) -> NewVersion:
+    """Returns what a store writes of the base; its vectors are put into the folder `shards`."""
+    count = len(_TEXTS)
+    with_tokens = TOKENS in like.components
+    ids = [str(n) for n in range(count)]
+    tokens = encoding.token_vectors if with_tokens else None
+    write_shard(shards, 0, encoding.vectors, ids, tokens=0, truncated=0, token_vectors=tokens)
+    of_shards = shards, count, np.arange(count)
+    return NewVersion(
+        index=name,
+        version=version,
+        folder=folder,
+        documents=DocumentReader(folder / documents.FILE_NAME),
+        filters=FilterReader(folder / filters.FILE_NAME, {}, count),
+        vectors=ShardedVectors(*of_shards),
+        full_text=FULL_TEXT in like.components,
+        tokens=ShardedTokens(*of_shards) if with_tokens else None,
+        token_spec=token_vector_spec(like),
+        factory="Flat",
+        queries=encoding.vectors[:1],
+        recall=1.0,
+        threads=1,
+        memory=1 << 30,
+        progress=False,
+    )
+
+
 def delete_index(index: IndexWriter) -> int | None:
-    """Deletes an index. Whoever has it open can use it until it closes the files.
+    """Deletes an index.
+
+    Whoever has it open can use its files until it closes them; searches in Milvus fail at once.
 
     Returns:
         The number of its documents; None if its active version cannot be read.
 
     Raises:
         IndexVersionError: `no_active_version`, if there is no such index; `index_has_alias`.
-        CareError: `index_busy`, if a build of it runs; `no_segments`, if vectors are in Milvus.
+        CareError: `index_busy`, if a build of it runs; or a store cannot be reached.
     """
     index.active()
     with _alone(index, "delete"):
         version, documents = index.active(), None
         with suppress(CareError):
             documents = read_manifest(index.version(version)).corpus.documents
-        if next(index.path.glob("*/vectors.milvus"), None):
-            message = (
-                f"index '{index.name}' has vectors in Milvus: drop its collections there, and "
-            )
-            message += "remove its folder"
-            raise CareError(message, code="no_segments")
         if aliases := [a for a, name in read_aliases(index.root).items() if name == index.name]:
             message = f"index '{index.name}' has the alias '{aliases[0]}': let it mean another "
             message += "index, or remove it (care alias)"
             raise IndexVersionError(message, code="index_has_alias", alias=aliases[0])
+        for store in {index.stores.for_version(path) for path in index.path.glob("[!.]*/")}:
+            store.delete(index.name)
         gone = hide(index.path)
         sync(index.root)
     remove_folder(gone)
@@ -207,6 +261,7 @@ def _is_equal(
         return False
 
     def facts(one: IndexManifest) -> list[object]:
-        return [one.chunking, *(name in one.components for name in (FULL_TEXT, TOKENS))]
+        components = [name in one.components for name in (FULL_TEXT, TOKENS)]
+        return [one.store, one.chunking, *components]
 
     return facts(found) == facts(like) and found.filter_fields.keys() >= set(fields)

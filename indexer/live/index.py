@@ -18,7 +18,6 @@ from core.locks import lock_holder
 from core.manifest import TOKENS, IndexManifest, UpdateRecord
 from core.text import document_text
 from core.types import Document, FloatArray
-from core.versions import read_manifest
 from core.writes import Write, Written
 from indexer.chunking import Chunker
 from indexer.encoding import check_encoded
@@ -28,7 +27,7 @@ from indexer.live.requests import Changes, Parsed, Requests, parse
 from indexer.live.segment import NewSegment, write_segment
 from indexer.live.version import Changed, compose, publish
 from indexer.publication import BUILD_LOCK, LIVE_KEY, WRITE, IndexWriter, is_live
-from indexer.state import IndexState, check_encoder, check_store
+from indexer.state import IndexState, check_encoder
 from indexer.versions import hide_unused, retire, segment_folders
 
 # How long versions of live writes are kept, and the most of them. They are deleted when they are
@@ -64,8 +63,8 @@ class LiveIndex:
         batch_size: Texts that are encoded at a time.
 
     Raises:
-        CareError: If the index takes no writes: it has no active version, its vectors are not in
-            files, its full text is of an older release, or it was encoded by another encoder.
+        CareError: If the index takes no writes: it has no active version, its full text is of an
+            older release, or it was encoded by another encoder.
     """
 
     def __init__(
@@ -211,7 +210,9 @@ class LiveIndex:
         base, *others = state.entries
         changed = sum(one.count - one.deleted for one in others) + len(state.deleted)
         most = max(MOST_CHANGED * base.count, LEAST_CHANGED)
-        large = changed > (min(most, MOST_BESIDE // 4) if state.manifest.is_whole else most)
+        if state.manifest.store == "milvus":
+            most = min(most, MOST_BESIDE // 4)
+        large = changed > most
         return large and all(map(state.stores_vectors, range(len(state.parts))))
 
     def _check_room(self, state: IndexState, changes: Changes) -> None:
@@ -219,10 +220,10 @@ class LiveIndex:
         base, *others = state.entries
         removed = sum(map(len, changes.removed.values()))
         rows = sum(one.count for one in others) + sum(map(len, changes.new.values())) + removed
-        if state.manifest.is_whole and rows + base.deleted > MOST_BESIDE:
+        if state.manifest.store == "milvus" and rows + base.deleted > MOST_BESIDE:
             message = f"index '{self._index.name}' would have more than {MOST_BESIDE:,} rows that "
-            message += "are new or deleted since its base was built: run care update --store "
-            message += "milvus --whole, which builds it anew, or wait until the service has done so"
+            message += "are new or deleted since its base was built: run care merge, which builds "
+            message += "it anew, or wait until the service has done so"
             raise CareError(message, code="too_many_changes", limit=MOST_BESIDE)
 
     def _retire(self) -> None:
@@ -251,7 +252,6 @@ class LiveIndex:
         if before and before.manifest.version == version:
             return before
         known = before.opened if before else None
-        check_store(read_manifest(self._index.version(version)))
         state = IndexState.open(self._index, version, known, self._index.stores)
         if not before or before.parts[0].key != state.parts[0].key:
             check_encoder(state.manifest, self._encoder.spec)

@@ -223,7 +223,7 @@ class Requests:
             if reason := self._failed.get(document_text(chunk.title, chunk.text), ""):
                 outcome.rejected.append(Rejected(position, id_, NOT_ENCODED, reason))
                 return
-            if self._state.manifest.is_whole and (reason := too_large(chunk)):
+            if self._state.manifest.store == "milvus" and (reason := too_large(chunk)):
                 outcome.rejected.append(Rejected(position, id_, TOO_LARGE, reason))
                 return
         if error := self._lacking(chunks, self._rows.get(id_, range(0))):

@@ -109,18 +109,10 @@ def write_files(
     progress: bool = False,
 ) -> SegmentFacts:
     """Writes the files of documents, also of few, and returns their facts; see `write_segment`."""
-    count = 0
-    with (
-        FilterWriter(folder / filters.FILE_NAME) as by_value,
-        DocumentWriter(folder / documents.FILE_NAME, chunked=base.chunking is not None) as writer,
-    ):
-        for count, document in enumerate(rows, start=1):
-            by_value.add(count - 1, document.metadata)
-            writer.write(document)
-    fields = by_value.fields()
+    count, fields = write_documents(folder, rows, chunked=base.chunking is not None)
     write_flat(vectors, base.encoder.dimension, folder / VECTORS_FILE)
     components: dict[str, Component] = {}
-    if FULL_TEXT in base.components and not base.is_whole:  # else services make it of documents
+    if FULL_TEXT in base.components and base.store == "faiss":  # else services make it of documents
         reader = DocumentReader(folder / documents.FILE_NAME)
         values = FilterReader(folder / filters.FILE_NAME, fields, count)
         components[FULL_TEXT] = write_full_text(folder, reader, values, progress=progress)
@@ -136,6 +128,25 @@ def write_files(
         files={name: file_record(folder / name) for name in names},
         components=components,
     )
+
+
+def write_documents(
+    folder: Path, rows: Iterable[Document], *, chunked: bool
+) -> tuple[int, dict[str, int]]:
+    """Writes documents and their filter values.
+
+    Returns:
+        The number of rows, and of distinct values of each metadata field.
+    """
+    count = 0
+    with (
+        FilterWriter(folder / filters.FILE_NAME) as by_value,
+        DocumentWriter(folder / documents.FILE_NAME, chunked=chunked) as writer,
+    ):
+        for count, document in enumerate(rows, start=1):
+            by_value.add(count - 1, document.metadata)
+            writer.write(document)
+    return count, by_value.fields()
 
 
 def file_record(path: Path) -> FileRecord:

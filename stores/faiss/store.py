@@ -14,13 +14,12 @@ from core.manifest import VECTORS_FILE, IndexManifest
 from core.progress import progress_bar
 from core.shards import ShardedVectors
 from core.types import FloatArray, RowArray
-from stores.base import NewVectors, SearchChoice, VectorStore, check_vectors
+from stores.base import NewVersion, SearchChoice, VectorStore, check_vectors
 from stores.faiss.factory import reduced_graph
 from stores.faiss.gpu import check_device
 from stores.faiss.parts import write_file, write_in_parts
 from stores.faiss.search import REFINED_TO_SCANNED, FaissVectors, read_index, search_parameters
 from stores.faiss.training import trained_index
-from stores.milvus.names import read_collection
 from stores.recall import RECALL_K, Parameters, choose_parameters
 
 _LOG = logging.getLogger("care.stores")
@@ -51,7 +50,7 @@ class FaissStore(VectorStore):
         """Pickles the options: a copy in another process has opened no versions."""
         return FaissStore, (self._device,)
 
-    def build(self, new: NewVectors) -> SearchChoice:
+    def build(self, new: NewVersion) -> SearchChoice:
         path = new.folder / VECTORS_FILE
         build_index(
             new.vectors,
@@ -70,12 +69,6 @@ class FaissStore(VectorStore):
         on the processor; they return if the new version cannot be opened. Small segments stay on
         the processor: those of writes are searched beside a base that is on the GPU.
         """
-        if read_collection(folder):
-            raise IndexVersionError(
-                f"the vectors of {folder} are in Milvus: set CARE_STORE=milvus and CARE_MILVUS_URI",
-                code="wrong_store",
-                path=folder,
-            )
         path = folder / VECTORS_FILE
         vectors = FaissVectors(path, manifest.search_parameters)
         moved: list[FaissVectors] = []

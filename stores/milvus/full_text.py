@@ -1,4 +1,4 @@
-"""The full text of a whole version in Milvus, and of segments that were written after its build.
+"""The full text of a version in Milvus, and of segments that were written after its build.
 
 Scores have the statistics of the build, so that they do not depend on what was written since.
 """
@@ -78,7 +78,7 @@ class MilvusFullText(_ByShares):
     terms.
 
     Attributes:
-        mean: Mean number of terms of a row; 0 if it is not known.
+        mean: Mean number of terms of a row.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class MilvusFullText(_ByShares):
         terms_: Collection,
         count: int,
         term_list: TermList | None,
-        mean: float = 0.0,
+        mean: float,
     ) -> None:
         self._rows, self._terms_table = rows, terms_
         self._terms = partial(terms, names=True)

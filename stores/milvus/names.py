@@ -1,11 +1,10 @@
 """Names, fields, filter expressions and index types in Milvus.
 
-Each version has its own collection, whose name contains the index and the version. An alias with
-the name of the index points to the collection of the active version. A row of the collection is a
-row of `documents.arrow`, with its vector and the labels of its metadata values (`core/filters.py`);
-filters are expressions on labels.
+Each version has collections of its own, whose names contain the index and the version: of vectors,
+and of the tables of its rows, terms and values. A row of the vectors is one of the rows, with the
+labels of its metadata values (`core/filters.py`); filters are expressions on labels.
 
-The folder of such a version has a file with the name of the collection instead of the vectors.
+The folder of such a version has a file with the name of the collection of vectors.
 """
 
 import re
@@ -21,13 +20,10 @@ from core.types import Document
 from stores.recall import has_copies
 
 COLLECTION = "vectors.milvus"
-# The collection that has the manifests of whole versions. No index can have this name: one named
-# `versions` has the alias `care_versions`.
+# The collection of the small files of versions, and of the heads of indexes.
 VERSIONS = "care__versions"
 
 ROW, VECTOR, LABELS = "row", "vector", "labels"
-# The setting of a whole version that has the mean number of terms of a row.
-MEAN = "mean_terms"
 # The inner product of unit vectors is their cosine similarity.
 METRIC = "IP"
 # Maximum number of hits of a search in Milvus, and of results of a query.
@@ -52,9 +48,14 @@ _FLAT_BELOW = 50_000
 _EF_SEARCH = (16, 32, 64, 128, 256, 512, 1024)
 
 
-def alias_name(index: str) -> str:
-    """Returns the alias of the active version of an index."""
+def head_name(index: str) -> str:
+    """Returns the name of the head of an index (`stores/milvus/versions.py`)."""
     return _PREFIX + _escape(index)
+
+
+def index_of_head(head: str) -> str:
+    """Returns the index that has a head of some name."""
+    return _unescape(head.removeprefix(_PREFIX))
 
 
 def collection_name(index: str, version: str) -> str:
@@ -88,7 +89,7 @@ def version_of(collection: str) -> str:
 
 
 def read_collection(folder: Path) -> str | None:
-    """Returns the collection of a version, or None if its vectors are in the folder.
+    """Returns the collection of a version, or None if it is in files.
 
     Raises:
         IndexVersionError: If the file names a collection of another index, which commands on this
@@ -124,7 +125,7 @@ def labels_expression(requirements: Sequence[Requirement]) -> tuple[str, bool]:
 
 def rows_expression(rows: Sequence[int]) -> str:
     """Returns an expression for rows by their number."""
-    return f"{ROW} in {list(rows)}"
+    return f"{ROW} in {list(map(int, rows))}"
 
 
 def too_large(document: Document) -> str:

@@ -1,4 +1,4 @@
-"""Documents, filter values and token vectors of a whole version, read from Milvus.
+"""Documents, filter values and token vectors of a version, read from Milvus.
 
 The classes have the interface of those that read files. `stores/milvus/tables.py` says what is in
 the collections. Rows never change, so what is read of them can be kept.
@@ -72,7 +72,7 @@ def check_count(table: Collection, expected: int, manifest: IndexManifest) -> No
     """Raises IndexVersionError if a collection has another number of rows."""
     if (found := table.count(consistency=STRONG)) != expected:
         message = f"Milvus: collection '{table.name}' has {found:,} rows instead of {expected:,}, "
-        message += f"so version {manifest.version} is not whole: build the index again"
+        message += f"so version {manifest.version} is not complete: build the index again"
         raise IndexVersionError(message, code="wrong_document_count", collection=table.name)
 
 

@@ -1,41 +1,42 @@
-"""The store of Milvus collections: builds, opens, activates and drops them."""
+"""The store of versions in Milvus: builds, opens, activates and drops their collections."""
 
 import json
 import logging
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pymilvus import DataType, MilvusClient, MilvusException
+from pyroaring import BitMap
 
+from core import documents, filters
 from core.breaker import UnavailableError
-from core.documents import FILE_NAME, DocumentReader
 from core.errors import CareError, IndexVersionError
 from core.files import write_text
 from core.loopback import is_local
-from core.manifest import FULL_TEXT, TOKENS, WHOLE, Component, IndexManifest
+from core.manifest import FULL_TEXT, TABLES, TOKENS, Component, IndexManifest
 from core.progress import progress_bar
 from core.types import FloatArray, RowArray
 from core.versions import CURRENT, IndexFolder, read_manifest
 from stores.base import (
-    NewVectors,
+    Contents,
+    NewVersion,
     SearchChoice,
-    StoredRest,
+    SegmentText,
     StoreError,
     VectorStore,
     check_vectors,
 )
-from stores.lexical import LexicalIndex
+from stores.lexical import LexicalIndex, full_text_component
 from stores.milvus import names
 from stores.milvus.collection import MILVUS_ERRORS, STRONG, Collection, Guard, error_name
 from stores.milvus.full_text import JoinedFullText, MilvusFullText
-from stores.milvus.names import COLLECTION, LABELS, MAX_LABELS, MEAN, METRIC, ROW, VECTOR, VERSIONS
+from stores.milvus.names import COLLECTION, LABELS, MAX_LABELS, METRIC, ROW, VECTOR, VERSIONS
 from stores.milvus.segment import MilvusDocuments, MilvusFilters, MilvusTokenRows, check_count
 from stores.milvus.tables import batches, index_scalars, write_tables
 from stores.milvus.vectors import MilvusVectors, search_many
@@ -53,8 +54,9 @@ from stores.milvus.versions import (
     write_fetched,
 )
 from stores.recall import Parameters, choose_parameters
+from stores.segments import RowMap
 from stores.term_list import USED, read_terms
-from stores.token_vectors import TokenVectors, open_token_vectors, token_vector_spec
+from stores.token_vectors import TokenVectors, token_component, token_vector_spec
 
 # Time-out of inserting a batch, flushing, and loading a collection; indexing has no time-out [s].
 _LONG_TIMEOUT = 600.0
@@ -65,8 +67,9 @@ _INSERT_ROWS = 4096
 _READ_PARTS, _PARTS_TIMEOUT = 200, 20.0
 # Rows that are kept where an index is written, because writes read the same ones several times.
 _KEPT_ROWS = 4096
-# Of the tables of a whole version.
+# Of the tables of a version, and the setting that has the mean number of terms of a row.
 _FORMAT = 1
+_MEAN = "mean_terms"
 # Calls wait for a connection up to their time-out. By default the client retries with waits that
 # exceed the time-out, and gRPC waits up to minutes before it reconnects.
 _GRPC_OPTIONS = {
@@ -81,7 +84,7 @@ _ADDRESS = re.compile(r"\S+://\S+|[\w.-]+:\d{2,5}\b")
 
 
 class MilvusStore(VectorStore):
-    """Stores the vectors of each version in a collection; an alias points to the active one.
+    """Stores each version in collections, of which the head of an index names the active one.
 
     For the arguments see `stores.registry.MilvusAddress`.
 
@@ -110,30 +113,26 @@ class MilvusStore(VectorStore):
         self._put: set[str] = set()  # names of folders whose parts Milvus has
 
     def active_version(self, index: IndexFolder) -> str:
-        """Returns the version in the head of an index, else that of its alias.
+        """Returns the version in the head of an index.
 
-        Folders of a whole version that the index does not have are made, with manifest, term list
-        and segments that were written.
+        Folders of the version that the index does not have are made, with manifest, term list and
+        segments that were written.
         """
         head = self._head(index.name)
-        version = head.version if head else self._version_of_alias(index)
-        needed = dict.fromkeys([*(head.folders if head else ()), version])
-        if gone := [name for name in needed if not index.version(name).exists()]:
-            for name in gone:
-                self._fetch(index, name, passing=name != next(iter(needed)))
-            if index.version(version).exists():
-                write_text(index.path / CURRENT, version + "\n")
-                remove_passing(index, needed)
+        if head is None:
+            message = f"Milvus has no index '{index.name}', or only its vectors, as an earlier "
+            message += "release wrote them: build the index with care index --store milvus"
+            raise IndexVersionError(message, code="no_active_version", index=index.name)
+        version = head.version
+        needed = dict.fromkeys([*head.folders, version])
+        gone = [name for name in needed if not index.version(name).exists()]
+        for name in gone:
+            self._fetch(index, name, passing=name != next(iter(needed)))
+        has_current = (index.path / CURRENT).exists()
+        if (gone or not has_current) and index.version(version).exists():
+            write_text(index.path / CURRENT, version + "\n")
+            remove_passing(index, needed)
         return version
-
-    def _version_of_alias(self, index: IndexFolder) -> str:
-        alias = names.alias_name(index.name)
-        with _milvus_request("describe the alias"):
-            if not self._client.has_collection(alias, timeout=self._timeout):
-                message = f"Milvus has no alias '{alias}': build the index with --store milvus"
-                raise IndexVersionError(message, code="no_active_version", alias=alias)
-            found = self._client.describe_alias(alias, timeout=self._timeout)
-        return names.version_of(found["collection_name"])
 
     def claim(self, index: IndexFolder) -> None:
         """Names this process in the head, which others then find there when they write.
@@ -143,8 +142,9 @@ class MilvusStore(VectorStore):
         """
         if index.name in self._writes:
             return
-        version = self.active_version(index)
-        head = self._head(index.name) or Head(version, (version,))
+        self.active_version(index)
+        head = self._head(index.name)
+        assert head
         self._move(index.name, replace(head, writer=self._process))
         self._writes.add(index.name)
         left = {entity[NAME] for entity in self._versions(f"{PART} == 0", [NAME])}
@@ -158,7 +158,7 @@ class MilvusStore(VectorStore):
                 ):
                     self._delete_parts(name)
 
-    def build(self, new: NewVectors) -> SearchChoice:
+    def build(self, new: NewVersion) -> SearchChoice:
         """Creates the collection of a new version, inserts its vectors, indexes and loads it.
 
         The name of the collection is written to the folder before the collection is created, so
@@ -207,38 +207,46 @@ class MilvusStore(VectorStore):
         return choose_parameters(search, by_cost, new.vectors, new.queries, new.recall, hint)
 
     def fetch(self, root: Path) -> None:
-        for collection in {entity[NAME] for entity in self._versions(f"{PART} == 0", [NAME])}:
-            index = names.index_of(collection)
-            # An index that has a folder is followed by those who have it open.
-            if index and not (root / index / CURRENT).exists():
-                with suppress(IndexVersionError):  # none of its versions is active
-                    self.active_version(IndexFolder(root, index))
+        """Makes the folders of the active versions that only Milvus has, below `root`.
 
-    def write_rest(
-        self, new: NewVectors, documents: DocumentReader, components: Mapping[str, Component]
-    ) -> Component:
+        An index that is no longer in Milvus loses its `CURRENT`, without which it is not served.
+        """
+        # An index that has a folder is followed by those who have it open.
+        known = {path.parent.name for path in root.glob(f"[!.]*/{CURRENT}")}
+        heads = self._versions(f"{PARTS} == 0", [NAME])
+        there = {names.index_of_head(entity[NAME]) for entity in heads}
+        for name in there - known:
+            with suppress(IndexVersionError):  # it was deleted meanwhile
+                self.active_version(IndexFolder(root, name))
+        for name in known - there:
+            with suppress(CareError):  # its version cannot be read
+                index = IndexFolder(root, name)
+                manifest = read_manifest(index.version(index.active()))
+                if not index.path.is_symlink() and TABLES in manifest.components:
+                    (index.path / CURRENT).unlink(missing_ok=True)
+
+    def write_contents(self, new: NewVersion) -> dict[str, Component]:
+        """Writes the tables of a version, and removes the files whose content they have.
+
+        So the folder is the same on each machine, and segments can be added to it anywhere.
+        """
         collection = names.collection_name(new.index, new.version)
-        tokens = open_token_vectors(new.folder, components.get(TOKENS), len(documents))
         with _milvus_request("write the documents"):
-            terms, mean = write_tables(
-                self._client,
-                collection,
-                documents,
-                new.filters,
-                full_text=FULL_TEXT in components,
-                tokens=tokens,
-                progress=new.progress,
-            )
-        size = (new.folder / FILE_NAME).stat().st_size
-        settings = {"terms": terms, MEAN: mean, "document_bytes": size // len(documents)}
-        return Component(format=_FORMAT, settings=settings)
+            terms, mean = write_tables(self._client, collection, new)
+        size = (new.folder / documents.FILE_NAME).stat().st_size
+        for name in (documents.FILE_NAME, filters.FILE_NAME):
+            (new.folder / name).unlink()
+        settings = {"terms": terms, _MEAN: mean, "document_bytes": size // len(new.documents)}
+        found = {TABLES: Component(format=_FORMAT, settings=settings)}
+        if new.full_text:
+            found[FULL_TEXT] = full_text_component({})
+        if new.token_spec:
+            found[TOKENS] = token_component(new.token_spec, {})
+        return found
 
     def open(self, folder: Path, manifest: IndexManifest) -> MilvusVectors:
         """Loads the collection of a version, if necessary."""
-        collection = names.read_collection(folder)
-        if collection is None:
-            message = f"the vectors of {folder} are not in Milvus: unset CARE_STORE"
-            raise IndexVersionError(message, code="wrong_store", path=folder)
+        collection = names.read_collection(folder) or ""
         opened = self._open(collection)
         with _milvus_request("open a collection"):
             fields = self._client.describe_collection(collection, timeout=self._timeout)["fields"]
@@ -250,34 +258,37 @@ class MilvusStore(VectorStore):
             raise StoreError("the search in Milvus failed or timed out") from error
         return vectors
 
-    def open_rest(self, folder: Path, manifest: IndexManifest) -> StoredRest:
-        whole = manifest.components[WHOLE]
-        if whole.format != _FORMAT:
-            reason = f"has format {whole.format} in Milvus instead of {_FORMAT}"
-            raise IndexVersionError.at(
-                folder, f"{reason}: build the index again", "unreadable_version"
-            )
-        tables = names.table_names(names.read_collection(folder) or "")
-        rows, terms, values = map(self._open, tables)
+    def open_contents(
+        self, folder: Path, manifest: IndexManifest, *, full_text: bool = True
+    ) -> Contents:
+        collection, known = names.read_collection(folder), manifest.components.get(TABLES)
+        if collection is None:
+            message = f"{folder} is not in Milvus: unset CARE_STORE"
+            raise IndexVersionError(message, code="wrong_store", path=folder)
+        if known is None or known.format != _FORMAT:
+            reason = "is in Milvus as another release wrote it: build the index again with care "
+            reason += "index --store milvus"
+            raise IndexVersionError.at(folder, reason, "unreadable_version")
+        rows, terms, values = map(self._open, names.table_names(collection))
         fields, count = manifest.filter_fields, manifest.count
         text = tokens = None
         try:
             check_count(rows, count, manifest)
-            check_count(terms, whole.settings["terms"], manifest)
+            check_count(terms, known.settings["terms"], manifest)
             check_count(values, sum(fields.values()), manifest)
-            filters = MilvusFilters(rows, values, fields, count)
-            filters.frequent_values()
+            by_value = MilvusFilters(rows, values, fields, count)
+            by_value.frequent_values()
         except UnavailableError as error:
             raise StoreError("a request to Milvus failed or timed out") from error
         if FULL_TEXT in manifest.components:
             given = read_terms(folder, manifest, USED)
-            text = MilvusFullText(rows, terms, count, given, whole.settings.get(MEAN, 0.0))
+            text = MilvusFullText(rows, terms, count, given, known.settings[_MEAN])
         if spec := token_vector_spec(manifest):
             tokens = TokenVectors(MilvusTokenRows(rows), spec)
         chunked = manifest.chunking is not None
         kept = _KEPT_ROWS if manifest.name in self._writes else 0
         read = MilvusDocuments(rows, count, chunked=chunked, kept=kept)
-        return StoredRest(read, filters, text, tokens)
+        return Contents(read, by_value, text, tokens)
 
     def _open(self, collection: str) -> Collection:
         with _milvus_request("open a collection"):
@@ -292,68 +303,70 @@ class MilvusStore(VectorStore):
         return Collection(self._client, collection, self._timeout, self._guard)
 
     def activate(self, name: str, folder: Path) -> None:
-        """Points the alias of an index to the collection of a base, then its head to the version.
-
-        Before it, files of a whole version are written to Milvus, for services without files. Each
-        step is atomic. The head counts, if there is one.
+        """Writes the files of a version, for services without files, and moves the head to it.
 
         Raises:
             CareError: `other_writer`, if this process writes the index and another one does too.
         """
         manifest = read_manifest(folder)
-        head = self._own_head(name)
+        self._own_head(name)
         segments = [one.folder for one in manifest.segments] or [folder.name]
-        if manifest.is_whole:
-            for one in dict.fromkeys([*segments, folder.name]):
-                self._put_folder(name, folder.with_name(one))
-            head = self._own_head(name)
-        if head is None or head.folders[0] != segments[0]:
-            collection = names.read_collection(folder.with_name(segments[0])) or ""
-            self._point(names.alias_name(name), collection)
-        if head or manifest.is_whole:
-            self._move(name, Head(folder.name, tuple(segments), head.writer if head else ""))
-
-    def _point(self, alias: str, collection: str) -> None:
-        with _milvus_request("switch the alias"):
-            if self._client.has_collection(alias, timeout=self._timeout):
-                self._client.alter_alias(collection, alias, timeout=self._timeout)
-            else:
-                self._client.create_alias(collection, alias, timeout=self._timeout)
+        for one in dict.fromkeys([*segments, folder.name]):
+            self._put_folder(name, folder.with_name(one))
+        head = self._own_head(name)
+        self._move(name, Head(folder.name, tuple(segments), head.writer if head else ""))
 
     def is_active(self, folder: Path) -> bool:
-        """Returns whether the head of an index needs a version, or an alias its collection."""
-        if head := self._head(folder.absolute().parent.name):
-            return folder.name in (head.version, *head.folders)
-        collection = names.read_collection(folder)
-        with _milvus_request("list aliases"):
-            if not self._client.has_collection(collection, timeout=self._timeout):
-                return False
-            return bool(self._client.list_aliases(collection, timeout=self._timeout)["aliases"])
+        """Returns whether the head of an index needs a version."""
+        head = self._head(folder.absolute().parent.name)
+        return head is not None and folder.name in (head.version, *head.folders)
 
     def drop(self, folder: Path) -> None:
-        """Drops the collection of a version, if it exists."""
-        collection = names.read_collection(folder)
+        """Drops the collections of a version, as far as they exist, and its files."""
+        collection = names.read_collection(folder) or ""
         with _milvus_request("drop a collection"):
-            for one in (*names.table_names(collection or ""), collection):
+            for one in (*names.table_names(collection), collection):
                 if self._client.has_collection(one, timeout=self._timeout):
-                    self._client.drop_collection(one, timeout=self._timeout)
+                    self._drop(one)
             if self._client.has_collection(VERSIONS, timeout=self._timeout):
                 self._client.load_collection(VERSIONS, timeout=_LONG_TIMEOUT)
-                self._delete_parts(collection or "")
+                self._delete_parts(collection)
+
+    def delete(self, index: str) -> None:
+        """Deletes the collections and files of an index, and at last its head.
+
+        So what a killed process leaves can be deleted again.
+        """
+        parts = {entity[NAME] for entity in self._versions(f"{PART} == 0", [NAME])}
+        with _milvus_request("delete an index"):
+            for one in self._client.list_collections(timeout=self._timeout):
+                if names.index_of(one) == index:
+                    self._drop(one)
+            for name in parts:
+                if names.index_of(name) == index:
+                    self._delete_parts(name)
+            if self._client.has_collection(VERSIONS, timeout=self._timeout):
+                self._delete_parts(names.head_name(index))
+        self._writes.discard(index)
+
+    def _drop(self, collection: str) -> None:
+        # An earlier release gave it an alias, without which it can be dropped.
+        for alias in self._client.list_aliases(collection, timeout=self._timeout)["aliases"]:
+            self._client.drop_alias(alias, timeout=self._timeout)
+        self._client.drop_collection(collection, timeout=self._timeout)
 
     def _delete_parts(self, name: str) -> None:
         self._client.delete(VERSIONS, filter=f'{NAME} == "{name}"', timeout=self._timeout)
         self._put.discard(name)
 
-    def join_text(
-        self,
-        base: LexicalIndex,
-        documents: Sequence[DocumentReader],
-        firsts: Sequence[int],
-        deleted: NDArray[np.bool_],
+    def join_full_text(
+        self, folder: Path, segments: Sequence[SegmentText], deleted: BitMap
     ) -> LexicalIndex:
+        base = segments[0].opened
         assert isinstance(base, MilvusFullText)
-        return JoinedFullText(base, documents, firsts, deleted)
+        rows = RowMap([one.manifest.count for one in segments], deleted)
+        others = [one.documents for one in segments[1:]]
+        return JoinedFullText(base, others, rows.first[1:].tolist(), rows.deleted)
 
     def _put_folder(self, index: str, folder: Path) -> None:
         """Writes the files of a folder to the collection of versions, unless it has them.
@@ -384,7 +397,7 @@ class MilvusStore(VectorStore):
         self._put.add(name)
 
     def _fetch(self, index: IndexFolder, version: str, *, passing: bool) -> None:
-        """Makes a folder of a whole version; none if Milvus has no files of it."""
+        """Makes a folder of a version; none if Milvus has no files of it."""
         name = names.collection_name(index.name, version)
         first = self._versions(f'{NAME} == "{name}" and {PART} == 0', PART_FIELDS)
         found = list(first)
@@ -396,7 +409,7 @@ class MilvusStore(VectorStore):
 
     def _head(self, index: str) -> Head | None:
         """Returns the head of an index, as it is now."""
-        found = self._versions(f'{KEY} == "{names.alias_name(index)}"', [TEXT])
+        found = self._versions(f'{KEY} == "{names.head_name(index)}"', [TEXT])
         return Head.of(found[0][TEXT]) if found else None
 
     def _own_head(self, index: str) -> Head | None:

@@ -1,4 +1,4 @@
-"""What a whole version has in Milvus besides its vectors: the collections of its tables.
+"""What a version has in Milvus besides its vectors: the collections of its tables.
 
 rows      documents or chunks by row, the labels of their filter values, and of their terms the
           number and the share of BM25; token vectors
@@ -10,28 +10,32 @@ In conditions hashes stand for ids, terms and values, so that no text has to be 
 
 import hashlib
 import json
+from array import array
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from pymilvus import DataType, MilvusClient, MilvusException
 
 from core.analysis import terms
-from core.documents import DocumentReader, column_names, columns_of
+from core.documents import column_names, columns_of
 from core.errors import CareError
 from core.filter_table import encode_value, hash_value
 from core.filters import FilterReader
 from core.manifest import TOKENS
 from core.progress import progress_bar
+from core.rows import Rows, offsets_of
+from core.scratch import scratch
 from core.text import document_text
 from core.types import Document
+from stores.base import NewVersion
 from stores.lexical import K1
 from stores.milvus.collection import Entity
 from stores.milvus.names import LABELS, MAX_BYTES, MAX_LABELS, METRIC, ROW, table_names
-from stores.token_vectors import TokenVectors
 
 ID_KEY, PARENT_KEY, TERMS, NUMBERS = "id_key", "parent_key", "terms", "numbers"
 LABEL, KEY, FIELD, VALUE, COUNT = "label", "value_key", "field", "value", "count"
@@ -61,21 +65,8 @@ def value_key(field: str, value: Any) -> int:
     return hash_of(hash_value(field, value))
 
 
-def write_tables(
-    client: MilvusClient,
-    collection: str,
-    documents: DocumentReader,
-    filters: FilterReader,
-    *,
-    full_text: bool,
-    tokens: TokenVectors | None,
-    progress: bool,
-) -> tuple[int, float]:
+def write_tables(client: MilvusClient, collection: str, new: NewVersion) -> tuple[int, float]:
     """Writes the tables of the version whose vectors are in a collection.
-
-    Args:
-        full_text: Whether to write the terms.
-        tokens: The token vectors of the rows, if the version has some.
 
     Returns:
         The number of terms, and how many a row has on average.
@@ -86,7 +77,6 @@ def write_tables(
         MilvusException, grpc.RpcError: If a request fails.
     """
     rows, terms_, values = table_names(collection)
-    known = _Terms(documents) if full_text else None
     text = {TERMS: DataType.SPARSE_FLOAT_VECTOR, NUMBERS: DataType.ARRAY}
     create_table(
         client,
@@ -94,14 +84,15 @@ def write_tables(
         {ROW: DataType.INT64, ID_KEY: DataType.INT64, PARENT_KEY: DataType.INT64}
         | dict.fromkeys((*column_names(chunked=False), "parent"), DataType.VARCHAR)
         | {"chunk": DataType.INT64, "chunks": DataType.INT64, LABELS: DataType.ARRAY}
-        | ({TOKENS: DataType.VARCHAR} if tokens else {})
-        | (text if full_text else {NO_VECTOR: DataType.FLOAT_VECTOR}),
+        | ({TOKENS: DataType.VARCHAR} if new.tokens is not None else {})
+        | (text if new.full_text else {NO_VECTOR: DataType.FLOAT_VECTOR}),
     )
-    with progress_bar("milvus", show=progress, total=len(documents)) as bar:
-        for batch in batches(_rows(documents, filters, known, tokens)):
+    known = _Terms.of(new) if new.full_text else None
+    with progress_bar("milvus", show=new.progress, total=len(new.documents)) as bar:
+        for batch in batches(_rows(new, known)):
             client.insert(rows, batch, timeout=_TIMEOUT)
             bar.update(len(batch))
-    _load(client, rows, [ID_KEY, PARENT_KEY, LABELS, *([NUMBERS] if full_text else ())])
+    _load(client, rows, [ID_KEY, PARENT_KEY, LABELS, *([NUMBERS] if known else ())])
     number, float_ = DataType.INT64, DataType.FLOAT_VECTOR
     table = {
         TERM_KEY: number,
@@ -116,39 +107,74 @@ def write_tables(
     own = {LABEL: number, KEY: number, FIELD: DataType.VARCHAR, VALUE: DataType.VARCHAR}
     own |= {NUMBER: DataType.DOUBLE, IS_NUMBER: DataType.BOOL, COUNT: number, RANK: number}
     create_table(client, values, own | {NO_VECTOR: float_})
-    _insert(client, values, _values(filters))
+    _insert(client, values, _values(new.filters))
     _load(client, values, [KEY, RANK])
     return (len(known.numbers), known.mean) if known else (0, 0.0)
 
 
 def term_shares(document: Document, mean: float) -> dict[str, float]:
     """Returns what each term contributes to BM25 beside its idf, given the mean number of terms."""
-    counts = Counter(terms(document_text(document.title, document.text)))
-    norm = K1 * (1 - _B + _B * _stored_length(counts.total()) / (mean or 1.0))
+    counts = _count_terms(document)
+    norm = _norm(counts.total(), mean)
     return {term: n / (n + norm) for term, n in counts.items()}
 
 
+def _count_terms(document: Document) -> Counter[str]:
+    return Counter(terms(document_text(document.title, document.text)))
+
+
+def _norm(length: int, mean: float) -> float:
+    """Returns what BM25 adds to the count of a term in a row of some length."""
+    return K1 * (1 - _B + _B * _stored_length(length) / (mean or 1.0))
+
+
+@dataclass(frozen=True, slots=True)
 class _Terms:
-    """The terms of all documents: their numbers, from 1 on, and how many rows have them."""
+    """The terms of all documents, each of which is analysed once.
 
-    def __init__(self, documents: DocumentReader) -> None:
-        self._counts: Counter[str] = Counter()
+    Attributes:
+        numbers: The number of each term, from 1 on.
+        counts: How many rows have each term.
+        rows: Of each row the numbers of its terms, and how often it has them, uint32 [terms, 2].
+        mean: Mean number of terms of a row.
+    """
+
+    numbers: dict[str, int]
+    counts: Counter[str]
+    rows: Rows
+    mean: float
+
+    @classmethod
+    def of(cls, new: NewVersion) -> Self:
+        """Analyses the documents of a version; what they have is kept in a file on its disk."""
+        numbers: dict[str, int] = {}
+        counts: Counter[str] = Counter()
+        lengths = array("i")
         total = 0
-        for document in documents:
-            own = terms(document_text(document.title, document.text))
-            self._counts.update(set(own))
-            total += len(own)
-        self.mean = total / len(documents)
-        self.numbers = {term: number for number, term in enumerate(self._counts, 1)}
+        with (
+            scratch(new.folder, np.uint32) as file,
+            progress_bar("text", show=new.progress, total=len(new.documents)) as bar,
+        ):
+            for document in new.documents:
+                own = _count_terms(document)
+                counts.update(own.keys())
+                total += own.total()
+                pairs = [(numbers.setdefault(t, len(numbers) + 1), n) for t, n in own.items()]
+                file.append(np.array(pairs, np.uint32).tobytes())
+                lengths.append(len(pairs))
+                bar.update()
+            rows = Rows(file.array().reshape(-1, 2), offsets_of(np.array(lengths)))
+        return cls(numbers, counts, rows, total / len(new.documents))
 
-    def shares(self, document: Document) -> dict[int, float]:
-        """Returns the shares of terms by their numbers."""
-        shares = term_shares(document, self.mean)
-        return {self.numbers[term]: share for term, share in shares.items()} or {_NO_TERM: 1.0}
+    def shares(self, row: int) -> dict[int, float]:
+        """Returns the shares of the terms of a row by their numbers."""
+        own = self.rows[row].tolist()
+        norm = _norm(sum(n for _, n in own), self.mean)
+        return {number: n / (n + norm) for number, n in own} or {_NO_TERM: 1.0}
 
     def entities(self) -> Iterator[Entity]:
         for term, number in self.numbers.items():
-            count = self._counts[term]
+            count = self.counts[term]
             yield {
                 TERM_KEY: hash_of(term),
                 TERM: term,
@@ -166,23 +192,18 @@ def _stored_length(length: int) -> int:
     return 24 + ((length - 24) >> shift << shift)
 
 
-def _rows(
-    documents: DocumentReader,
-    filters: FilterReader,
-    known: _Terms | None,
-    tokens: TokenVectors | None,
-) -> Iterator[Entity]:
-    offsets, labels = filters.labels_of_rows()
-    for row, document in enumerate(documents):
+def _rows(new: NewVersion, known: _Terms | None) -> Iterator[Entity]:
+    offsets, labels = new.filters.labels_of_rows()
+    for row, document in enumerate(new.documents):
         entity = columns_of(document, chunked=True)
         entity["parent"] = parent = document.parent or ""
-        if tokens:
-            entity[TOKENS] = b64encode(tokens.row(row).tobytes()).decode()
+        if new.tokens is not None:
+            entity[TOKENS] = b64encode(new.tokens.row(row).tobytes()).decode()
         _check_sizes(document.id, entity)
         entity |= {ROW: row, LABELS: labels[offsets[row] : offsets[row + 1]].tolist()}
         entity |= {ID_KEY: hash_of(document.id), PARENT_KEY: hash_of(parent)}
         if known:
-            shares = known.shares(document)
+            shares = known.shares(row)
             # No condition finds a row with more terms: a short query then has no bonus there.
             numbers = sorted(shares) if len(shares) <= MAX_LABELS else []
             entity |= {TERMS: shares, NUMBERS: numbers}
@@ -195,7 +216,7 @@ def _check_sizes(id_: str, entity: Mapping[str, Any]) -> None:
     for name, text in entity.items():
         if isinstance(text, str) and (size := len(text.encode())) > MAX_BYTES:
             message = f"document '{id_[:64]}': {name} takes {size:,} bytes and Milvus at most "
-            message += f"{MAX_BYTES:,}: split it with --chunk-tokens, or build without --whole"
+            message += f"{MAX_BYTES:,}: split it with --chunk-tokens, or use --store faiss"
             raise CareError(message, code="too_large_for_milvus", field=name, limit=MAX_BYTES)
 
 

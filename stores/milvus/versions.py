@@ -1,4 +1,4 @@
-"""The collection of versions: small files of whole versions in Milvus, and the heads of indexes.
+"""The collection of versions: small files of versions in Milvus, and the heads of indexes.
 
 A row has a part of a JSON text, because a VARCHAR holds 65,535 bytes: the files of one folder. The
 folder of a build has none of those whose content is in its collections. That of a write has the
@@ -16,26 +16,24 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import ValidationError
 from pymilvus import DataType, MilvusClient
 
 from core.errors import IndexVersionError
 from core.files import remove_folder, sync_folder, writing_in
 from core.manifest import NAME as FILE_NAME
-from core.manifest import IndexManifest
 from core.scratch import temporary_folder
-from core.versions import MANIFEST, IndexFolder, manifest_text
-from stores.milvus.names import VERSIONS, alias_name
+from core.versions import MANIFEST, IndexFolder
+from stores.milvus.names import VERSIONS, head_name
 from stores.milvus.tables import NO_VECTOR, create_table
 
 NAME, PART, PARTS, TEXT = "name", "part", "parts", "text"
 PART_FIELDS = [PART, PARTS, TEXT]
 KEY = "key"
-# The number of a head, which is no part; its name is the alias of the index.
+# The number of a head, which is no part.
 HEAD = -1
 # Characters of a part: they take 4 bytes each at most, and a VARCHAR holds 65,535.
 _PART_CHARS = 16_000
-_FILES, _BINARY, _OLD_MANIFEST = "files", "binary", "manifest"
+_FILES, _BINARY = "files", "binary"
 # Is in folders of writes that were fetched, and how long these are kept.
 _PASSING, _KEPT = ".fetched", timedelta(hours=1)
 _PATH = re.compile(f"({FILE_NAME}/)?{FILE_NAME}")
@@ -56,7 +54,7 @@ class Head:
 
     def row(self, index: str) -> dict[str, Any]:
         """Returns the row of an index that has this head."""
-        return _row(alias_name(index), alias_name(index), HEAD, 0, json.dumps(asdict(self)))
+        return _row(head_name(index), head_name(index), HEAD, 0, json.dumps(asdict(self)))
 
 
 def create_versions(client: MilvusClient) -> None:
@@ -101,7 +99,7 @@ def write_fetched(
         CareError: If the folder cannot be written.
     """
     parts = {row[PART]: row[TEXT] for row in rows}
-    reason = f"Milvus: collection '{VERSIONS}' has no whole manifest of version {name} of index "
+    reason = f"Milvus: collection '{VERSIONS}' has not all files of version {name} of index "
     wrong = IndexVersionError(
         f"{reason}'{index.name}': activate it again", code="unreadable_version", version=name
     )
@@ -110,17 +108,14 @@ def write_fetched(
     try:
         content = json.loads("".join(parts[at] for at in range(len(parts))))
         files = {path: text.encode() for path, text in content[_FILES].items()}
-        files |= {path: b64decode(text) for path, text in content.get(_BINARY, {}).items()}
-        if _OLD_MANIFEST in content:
-            manifest = IndexManifest.model_validate(content[_OLD_MANIFEST])
-            files[MANIFEST] = manifest_text(manifest).encode()
+        files |= {path: b64decode(text) for path, text in content[_BINARY].items()}
         if MANIFEST in files:
             known = json.loads(files[MANIFEST])
             if (known["name"], known["version"]) != (index.name, name):
                 raise wrong
         if not all(map(_PATH.fullmatch, files)):
             raise wrong
-    except (ValueError, ValidationError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise wrong from error
     with writing_in(index.path):
         index.path.mkdir(parents=True, exist_ok=True)

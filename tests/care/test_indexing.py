@@ -325,6 +325,6 @@ def test_the_variables_say_where_indexes_and_builds_are(
 def test_the_defaults_are_those_of_a_build() -> None:
     chosen, build = care.IndexOptions(), BuildOptions("", "")
     shared = {field.name for field in fields(chosen)} & {field.name for field in fields(build)}
-    decided_later = {"store", "whole", "backend", "dtype", "batch_size", "threads", "full_text"}
+    decided_later = {"store", "backend", "dtype", "batch_size", "threads", "full_text"}
     for name in shared - decided_later - {"executor"}:
         assert getattr(chosen, name) == getattr(build, name), name

@@ -21,7 +21,6 @@ from service.settings import Settings
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
 from tests.errors import raises
-from tests.indexer.builds import edit_manifest
 
 NEW = Write("test", put=({"_id": "new", "text": "流感患者居家隔离的要点。"},))
 DELETE = Write("test", delete=("d0001",))
@@ -129,12 +128,3 @@ def test_texts_that_several_calls_encode_keep_their_order(
     texts = [document_text(one.title, one.text) for one in (state.documents[row] for row in rows)]
     assert texts == [document_text(one.get("title", ""), one["text"]) for one in records]
     assert np.allclose(state.take(rows), encoder.encode(texts).vectors, atol=1e-6)
-
-
-def test_an_index_with_its_vectors_in_milvus_takes_no_writes(served: Settings) -> None:
-    index = IndexWriter(served.indexes, "test")
-    folder = index.version(index.active())
-    edit_manifest(folder, lambda manifest: manifest.update(store="milvus"))
-    (folder / "vectors.milvus").write_text("care_test_1")
-    with raises(CareError, "no_segments"):
-        LiveIndexes(served).open("test")

@@ -33,9 +33,9 @@ def test_the_files_follow_the_compose_specification(compose: dict[str, Any]) -> 
 def test_the_index_that_is_written_to_milvus_is_served() -> None:
     indexer, service, milvus = (IN_MILVUS["services"][n] for n in ("indexer", "service", "milvus"))
     command, options = parse(indexer["command"])
-    assert (command, options["store"], options["whole"]) == ("index", "milvus", True)
+    assert (command, options["store"]) == ("index", "milvus")
     _, in_files = parse(SERVICES["indexer"]["command"])
-    assert options | {"store": None, "whole": None} == in_files
+    assert options | {"store": None} == in_files
     variables = SERVICES["service"]["environment"] | service["environment"]
     settings = Settings.model_validate(
         {name.removeprefix("CARE_").lower(): value for name, value in variables.items()}

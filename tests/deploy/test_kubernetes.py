@@ -412,7 +412,7 @@ def test_on_gpus_the_pair_in_the_volume_is_indexed_and_served(kustomize: Kustomi
 def test_the_index_that_the_indexer_writes_to_milvus_is_served(kustomize: Kustomize) -> None:
     in_milvus = kustomize("in_milvus")
     options = indexing(in_milvus)
-    assert (options.store, options.whole) == ("milvus", True)
+    assert options.store == "milvus"
     variables = in_milvus["ConfigMap", "care-milvus"]["data"]
     settings = in_milvus["ConfigMap", "care-settings"]["data"] | variables
     values = {name.removeprefix("CARE_").lower(): value for name, value in settings.items()}

@@ -159,13 +159,13 @@ def test_a_deleted_index_is_gone_and_readers_keep_it(like: IndexManifest, new: I
     assert ids(new) == []
 
 
-def test_an_index_with_vectors_in_milvus_is_not_deleted(
+def test_an_index_with_a_version_in_milvus_is_not_deleted_without_its_address(
     like: IndexManifest, new: IndexWriter
 ) -> None:
     create_index(new, like, ENCODER)
     (new.path / "old").mkdir()
-    (new.path / "old" / "vectors.milvus").touch()
-    with raises(CareError, "no_segments"):
+    (new.path / "old" / "vectors.milvus").write_text("care_new__old")
+    with raises(CareError, "milvus_address_missing"):
         delete_index(new)
     assert ids(new) == []
 

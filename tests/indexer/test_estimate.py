@@ -194,10 +194,10 @@ def test_the_rate_is_measured_with_texts_of_all_lengths(monkeypatch: pytest.Monk
     assert 2 * rate.tokens * 10 == pytest.approx(32 * 50.5, rel=0.15)
 
 
-def test_vectors_in_milvus_are_not_counted_as_a_file(options: OptionsMaker) -> None:
+def test_a_version_in_milvus_is_not_counted_as_files(options: OptionsMaker) -> None:
     estimate = estimated(options(make_records(30), store="milvus"))
     lines = format_estimate(estimate, EncodingRate(1000, "GPU", "as given"))
-    assert any("vectors in Milvus" in line and "(Flat)" in line for line in lines)
+    assert any("version in Milvus: vectors" in line and "(Flat)" in line for line in lines)
     assert not any("vectors.faiss" in line for line in lines)
     with raises(CareError, "unsupported_factory"):
         estimated(options(make_records(30), store="milvus", factory="IVF1024,SQ8"))

@@ -86,7 +86,7 @@ def test_another_embedding_space_is_rejected_even_under_the_same_name(
 def test_a_version_in_milvus_is_not_looked_for_in_files(
     folder: Path, load: Callable[..., object]
 ) -> None:
-    (folder / "vectors.milvus").write_text("care_test__1\n", encoding="ascii")
+    edit_manifest(folder, lambda manifest: manifest.update(store="milvus"))
     with pytest.raises(IndexVersionError) as caught:
         load()
     assert "CARE_STORE" in str(caught.value) and "CARE_MILVUS_URI" in str(caught.value)

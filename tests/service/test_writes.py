@@ -296,7 +296,7 @@ def test_the_error_of_an_accepted_write_is_that_of_its_id(
         (EmbeddingServerError("http://host/v1 is away"), 503, "encoding_failed"),
         (CareError("another command holds the lock", code="locked"), 503, "locked"),
         (CareError("full", code="overloaded", retry_after=7), 429, "overloaded"),
-        (CareError("in Milvus", code="no_segments"), 409, "no_segments"),
+        (CareError("of an older release", code="old_full_text"), 409, "old_full_text"),
         (EmbeddingSpaceError("of another one", code="other_encoder"), 409, "other_encoder"),
     ],
 )

@@ -10,8 +10,8 @@ from core.errors import IndexVersionError
 from core.filter_rows import Requirement
 from stores.milvus.names import (
     COLLECTION,
-    alias_name,
     collection_name,
+    head_name,
     labels_expression,
     read_collection,
     rows_expression,
@@ -25,7 +25,7 @@ NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True)
 
 
 def test_names_contain_index_and_version() -> None:
-    assert alias_name("sample") == "care_sample"
+    assert head_name("sample") == "care_sample"
     assert collection_name("sample", VERSION) == "care_sample__20261121T143604_2e123456Z_2d0a1b2c3d"
 
 
@@ -39,9 +39,9 @@ def test_names_are_valid_in_milvus_and_the_version_round_trips(name: str, versio
 @given(NAMES, NAMES, NAMES)
 def test_names_of_different_indexes_differ(one: str, other: str, version: str) -> None:
     same = one == other
-    assert (alias_name(one) == alias_name(other)) == same
+    assert (head_name(one) == head_name(other)) == same
     assert (collection_name(one, version) == collection_name(other, version)) == same
-    assert alias_name(one) != collection_name(other, version)
+    assert head_name(one) != collection_name(other, version)
 
 
 def test_the_longest_name_fits() -> None:
@@ -75,7 +75,7 @@ def test_values_of_a_field_are_alternatives_and_fields_all_match() -> None:
     assert labels_expression([some, other]) == (expression, True)
     many = Requirement(np.arange(5_000))
     assert labels_expression([some, many, other]) == (expression, False)
-    assert rows_expression([5, 2]) == "row in [5, 2]"
+    assert rows_expression([5, np.int64(2)]) == "row in [5, 2]"
 
 
 def test_the_beam_is_at_least_as_wide_as_the_number_of_hits() -> None:

@@ -1,8 +1,6 @@
-"""The service gives the same hits with Milvus as with FAISS files."""
+"""The search for vectors in Milvus."""
 
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from core.errors import IndexVersionError
 from core.filters import Selection
-from core.manifest import Chunking, IndexManifest
+from core.manifest import Chunking
 from core.versions import IndexFolder
 from search.snapshot import Snapshot, load_index
 from service.app import create_app
@@ -84,26 +82,6 @@ def questions(number: int) -> list[dict[str, Any]]:
     ]
 
 
-class Both:
-    """The same documents in FAISS files and in Milvus."""
-
-    def __init__(self, files: TestClient, milvus: TestClient) -> None:
-        self.files, self.milvus = files, milvus
-
-
-@pytest.fixture(params=[None, CHUNKING], ids=["documents", "chunks"])
-def both(
-    request: pytest.FixtureRequest, tmp_path: Path, build_version: Builder, milvus: MilvusAt
-) -> Iterator[Both]:
-    made = records(COUNT)
-    build_version(made, chunking=request.param, indexes=tmp_path / "files")
-    build_version(made, chunking=request.param, store="milvus", stores=milvus.stores)
-    on_files = Settings(indexes=tmp_path / "files", index="test", threads=1, cache_entries=0)
-    with ExitStack() as stack:
-        apps = (on_files, milvus_settings(tmp_path / "indexes", milvus.uri))
-        yield Both(*(stack.enter_context(TestClient(create_app(s, BigramEncoder()))) for s in apps))
-
-
 # Scores of the two stores may differ in the last bits, so that rounding makes them a step apart.
 STEPS = 2e-6
 
@@ -129,29 +107,6 @@ def assert_same(ours: list[Hit], expected: list[Hit], collapse: bool) -> None:
         # Hits with about the score of the last one may be others.
         sure = [hit for hit in one if hit["score"] > scores[-1] + STEPS]
         assert by_document(sure, collapse).items() <= by_document(other, collapse).items()
-
-
-def test_both_stores_give_the_same_hits(both: Both) -> None:
-    found = 0
-    for question in questions(60):
-        answers = [client.post("/search", json=question) for client in (both.files, both.milvus)]
-        assert [answer.status_code for answer in answers] == [200, 200], answers[1].text
-        expected, ours = (answer.json()["hits"] for answer in answers)
-        assert_same(ours, expected, question["collapse"])
-        found += len(ours)
-    assert found > 500
-
-
-def test_both_stores_give_the_same_description_and_errors(both: Both) -> None:
-    described = [client.get("/index").json() for client in (both.files, both.milvus)]
-    for description in described:
-        del description["version"], description["created_at"]
-    assert described[0] == described[1]
-    wrong = {"query": "发热", "filter": {"unknown": [1]}}
-    refused = [client.post("/search", json=wrong) for client in (both.files, both.milvus)]
-    assert [answer.status_code for answer in refused] == [422, 422]
-    assert refused[0].json()["detail"] == refused[1].json()["detail"]
-    assert both.milvus.get("/health/ready").status_code == 200
 
 
 def load(tmp_path: Path, milvus: MilvusAt) -> Snapshot:
@@ -182,7 +137,7 @@ def test_a_filter_loses_no_hits(
             scores, found = index.segment.vectors.search(query, len(rows), selected(index, filter_))
             assert sorted(found) == rows.tolist()
             assert (np.diff(scores) <= 0).all()
-            documents = [index.segment.documents[row] for row in found]
+            documents = index.segment.documents.read(found.tolist())
             texts = [f"{document.title}\n{document.text}" for document in documents]
             vectors = BigramEncoder("document").encode(texts).vectors
             np.testing.assert_allclose(scores, vectors @ query, atol=2e-6)
@@ -315,58 +270,10 @@ def test_values_without_documents_give_no_hits(
             assert (answer.status_code, answer.json()["hits"]) == (200, [])
 
 
-def publish(build_version: Builder, milvus: MilvusAt, count: int = 60) -> IndexManifest:
-    return build_version(records(count), store="milvus", stores=milvus.stores)
-
-
-def test_a_collection_of_other_vectors_is_an_error(
-    tmp_path: Path, build_version: Builder, milvus: MilvusAt
-) -> None:
-    folder = IndexFolder(tmp_path / "indexes", "test").path / publish(build_version, milvus).version
-    name = (folder / "vectors.milvus").read_text("ascii").strip()
-    with milvus.client() as client:
-        client.delete(name, filter="row == 59")
-        with raises(IndexVersionError, "wrong_vectors"):
-            load(tmp_path, milvus)
-        rows = [{"row": row, "vector": [0.125] * 64, "labels": []} for row in range(60)]
-        client.upsert(name, rows)
-        with raises(IndexVersionError, "foreign_vectors"):
-            load(tmp_path, milvus)
-        client.drop_collection(name)
-    with raises(IndexVersionError, "no_active_version"):
-        load(tmp_path, milvus)
-
-
-def test_an_alias_to_an_unknown_version_is_an_error(
-    tmp_path: Path, build_version: Builder, milvus: MilvusAt
-) -> None:
-    folder = IndexFolder(tmp_path / "indexes", "test").path / publish(build_version, milvus).version
-    folder.rename(tmp_path / "elsewhere")
-    with raises(IndexVersionError, "manifest_missing"):
-        load(tmp_path, milvus)
-
-
-def test_a_reload_follows_the_alias(
-    tmp_path: Path, build_version: Builder, milvus: MilvusAt
-) -> None:
-    first = publish(build_version, milvus)
-    settings = milvus_settings(tmp_path / "indexes", milvus.uri)
-    app = create_app(settings, BigramEncoder())
-    with TestClient(app, base_url="http://127.0.0.1", client=("127.0.0.1", 50_000)) as client:
-        second = publish(build_version, milvus, 61)
-        assert client.get("/index").json()["version"] == first.version
-        reloaded = client.post("/index/reload")
-        assert reloaded.json().get("version") == second.version, reloaded.text
-        folder = IndexFolder(settings.indexes, "test").path / second.version
-        with milvus.client() as plain:
-            plain.drop_collection((folder / "vectors.milvus").read_text("ascii").strip())
-        assert client.post("/index/reload").status_code == 503
-
-
 def test_a_version_of_the_other_store_is_an_error(
     tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
-    publish(build_version, milvus)
+    build_version(records(60), store="milvus", stores=milvus.stores)
     settings = Settings(indexes=tmp_path / "indexes", index="test")
     with raises(IndexVersionError, "wrong_store"):
         load_index(IndexFolder(settings.indexes, "test"), BigramEncoder())

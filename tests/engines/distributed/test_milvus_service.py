@@ -99,9 +99,7 @@ def test_processes_of_two_services_write_and_follow(tmp_path: Path, milvus: Milv
     pair = load_pair("care-mini")
     encoders = OnnxEncoder(pair.document, pair.folder, 1), OnnxEncoder(pair.query, pair.folder, 1)
     corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(20))
-    build(
-        build_options(tmp_path, corpus, store="milvus", stores=milvus.stores, whole=True), *encoders
-    )
+    build(build_options(tmp_path, corpus, store="milvus", stores=milvus.stores), *encoders)
     how = {"STORE": "milvus", "MILVUS_URI": milvus.uri, "API_KEYS": ADMIN_KEY}
     how |= {"MILVUS_TIMEOUT_MS": "20000", "TIMEOUT_MS": "60000", "WATCH_SECONDS": "1"}
 
@@ -214,6 +212,12 @@ def test_requests_get_503_while_milvus_is_down(served: Served, end: str) -> None
     # No request waits for its deadline of ten seconds, which would give 504.
     assert ask_at_once(client, 24) == [(503, UNAVAILABLE)] * 24
     assert search(client) == (503, UNAVAILABLE)
+    for answer in (
+        client.post("/search", json={"query": "糖尿病", "mode": "lexical"}),
+        client.get("/indexes/test/documents/d0003"),
+        client.get("/indexes/test/documents"),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (503, UNAVAILABLE)
     assert client.get("/health/ready").status_code == 503
     assert client.get("/health/live").status_code == 200
     reload = client.post("/index/reload", headers={"Authorization": "Bearer secret"})

@@ -1,4 +1,4 @@
-"""Life cycle of versions with vectors in Milvus."""
+"""Life cycle of versions in Milvus."""
 
 import json
 import shutil
@@ -11,20 +11,24 @@ import numpy as np
 import pytest
 
 from care.cli.main import main
+from core.analysis import terms
 from core.errors import CareError, IndexVersionError
 from core.versions import IndexFolder, read_manifest
 from indexer.build import BuildOptions, build, up_to_date
+from indexer.live.index import LiveIndex
+from indexer.live.segment import file_record
 from indexer.publication import IndexWriter, verify_version
 from indexer.update import Changes, active_manifest, requested_factory, update
 from indexer.versions import activate, prune, rollback
-from stores.milvus.names import alias_name, collection_name
+from search.snapshot import load_index
+from stores.milvus.names import VERSIONS, collection_name, table_names
 from stores.milvus.store import MilvusStore
 from stores.registry import MilvusAddress, VectorStores
 from tests.conftest import make_records, write_jsonl
-from tests.encoders import BigramEncoder, make_spec
+from tests.encoders import DIMENSION, BigramEncoder, make_spec
 from tests.engines.distributed.milvus_server import MilvusAt
 from tests.errors import error_code, raises
-from tests.indexer.builds import build_options
+from tests.indexer.builds import build_options, edit_manifest
 
 ENCODERS = BigramEncoder("document"), BigramEncoder("query")
 
@@ -43,33 +47,52 @@ def folder_of(options: BuildOptions, version: str) -> Path:
     return options.index.path / version
 
 
-def aliased(milvus: MilvusAt) -> str:
-    with milvus.client() as client:
-        return str(client.describe_alias(alias_name("test"))["collection_name"])
+def active(options: BuildOptions) -> str:
+    """The version that services without files search."""
+    return options.stores.get("milvus").active_version(options.index)
 
 
 def collections(milvus: MilvusAt) -> set[str]:
     with milvus.client() as client:
-        return set(client.list_collections())
+        return set(client.list_collections()) - {VERSIONS}
 
 
-def test_the_vectors_of_a_version_are_in_a_collection(
-    options: BuildOptions, milvus: MilvusAt
-) -> None:
+def of_versions(*versions: str) -> set[str]:
+    """The collections that versions have."""
+    names = [collection_name("test", version) for version in versions]
+    return {one for name in names for one in (name, *table_names(name))}
+
+
+def test_a_version_is_in_collections(options: BuildOptions, milvus: MilvusAt) -> None:
     version = publish(options)
     folder = folder_of(options, version)
     manifest = verify_version(folder, milvus.stores)
-    assert set(manifest.files) == {"documents.arrow", "filters.arrow", "vectors.milvus"}
+    assert set(manifest.all_files) == {"vectors.milvus"}
     assert (manifest.store, manifest.factory, manifest.recall.recall) == ("milvus", "Flat", 1)
     assert "pymilvus" in manifest.libraries
     assert milvus.uri not in (folder / "manifest.json").read_text("utf-8")
-    assert collections(milvus) == {collection_name("test", version)}
-    assert aliased(milvus) == collection_name("test", version)
+    assert collections(milvus) == of_versions(version)
+    assert active(options) == version
     assert up_to_date(options, make_spec("document")) == manifest
     assert (
         up_to_date(replace(options, store="faiss", stores=VectorStores()), make_spec("document"))
         is None
     )
+
+
+def test_a_build_analyses_each_document_once(
+    options: BuildOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def count(text: str) -> list[str]:
+        seen.append(text)
+        return terms(text)
+
+    monkeypatch.setattr("stores.milvus.tables.terms", count)
+    monkeypatch.setattr("stores.lexical.terms", None)  # full text in files
+    publish(options)
+    assert len(seen) == len(set(seen)) == 60
 
 
 def test_stored_vectors_equal_those_of_the_encoder(options: BuildOptions) -> None:
@@ -93,30 +116,20 @@ def test_the_beam_of_a_graph_is_chosen_by_recall(options: BuildOptions) -> None:
         build(replace(wide, recall=1.1), *ENCODERS)
 
 
-def test_activate_and_rollback_move_the_alias(options: BuildOptions, milvus: MilvusAt) -> None:
-    first, second = publish(options), publish(options)
-    assert aliased(milvus) == collection_name("test", second)
-    assert rollback(options.index) == first
-    assert aliased(milvus) == collection_name("test", first)
-    assert options.index.active() == first
-    activate(options.index, second)
-    assert aliased(milvus) == collection_name("test", second)
-
-
-def test_the_collection_of_a_pruned_version_is_dropped(
+def test_the_collections_of_a_pruned_version_are_dropped(
     options: BuildOptions, milvus: MilvusAt
 ) -> None:
     first, second, third = (publish(options) for _ in range(3))
     activate(options.index, second)
     assert prune(options.index, options.builds, keep=1) == [first]
     assert options.index.versions() == [second, third]
-    assert collections(milvus) == {collection_name("test", version) for version in (second, third)}
+    assert collections(milvus) == of_versions(second, third)
 
 
-def test_the_version_of_an_alias_is_not_pruned(options: BuildOptions, milvus: MilvusAt) -> None:
+def test_the_version_of_the_head_is_not_pruned(options: BuildOptions) -> None:
     first, second = publish(options), publish(options)
-    with milvus.client() as client:
-        client.alter_alias(collection_name("test", first), alias_name("test"))
+    options.stores.get("milvus").activate("test", folder_of(options, first))
+    options.index.set_active(second)  # as before a kill between both
     assert prune(options.index, options.builds, keep=1) == []
     assert options.index.versions() == [first, second]
 
@@ -136,19 +149,18 @@ def test_without_an_address_nothing_is_changed(options: BuildOptions) -> None:
     assert options.index.active() == second
 
 
-def test_a_killed_build_keeps_the_alias_and_is_removed_by_the_next_build(
+def test_a_killed_build_keeps_the_head_and_is_removed_by_the_next_build(
     options: BuildOptions, milvus: MilvusAt, tmp_path: Path
 ) -> None:
     first = publish(options)
     write_jsonl(Path(options.corpus), make_records(61))
     command = [sys.executable, "-m", "tests.engines.distributed.killed_milvus_build", str(tmp_path)]
     assert subprocess.run([*command, milvus.uri], check=False).returncode == -9
-    assert len(collections(milvus)) == 2
-    assert aliased(milvus) == collection_name("test", first)
-    assert options.index.active() == first
+    assert len(collections(milvus) - of_versions(first)) == 1
+    assert active(options) == options.index.active() == first
     second = publish(options)
-    assert collections(milvus) == {collection_name("test", version) for version in (first, second)}
-    assert aliased(milvus) == collection_name("test", second)
+    assert collections(milvus) == of_versions(first, second)
+    assert active(options) == second
     assert verify_version(folder_of(options, second), options.stores).count == 61
     assert not list(options.index.path.glob(".*.tmp"))
 
@@ -160,7 +172,7 @@ def test_prune_removes_a_killed_build(
     command = [sys.executable, "-m", "tests.engines.distributed.killed_milvus_build", str(tmp_path)]
     assert subprocess.run([*command, milvus.uri], check=False).returncode == -9
     assert prune(options.index, options.builds, keep=1) == []
-    assert collections(milvus) == {collection_name("test", first)}
+    assert collections(milvus) == of_versions(first)
     assert not list(options.index.path.glob(".*.tmp"))
 
 
@@ -202,16 +214,15 @@ def test_an_update_reuses_the_vectors_of_the_collection(
     assert verify_version(folder_of(options, manifest.version), options.stores) == manifest
 
 
-def test_an_index_moves_between_the_stores_without_encoding(
-    options: BuildOptions, milvus: MilvusAt
-) -> None:
+def test_an_index_moves_between_the_stores_without_encoding(options: BuildOptions) -> None:
     files = replace(options, store="faiss", stores=VectorStores())
     first = publish(files)
     encoder = BigramEncoder("document")
     second = build(options, encoder, BigramEncoder("query"))[0].version
     assert encoder.texts_seen == 0
     assert rollback(options.index) == first
-    assert aliased(milvus) == collection_name("test", second)
+    assert active(options) == second
+    options.index.set_active(first)
     assert prune(options.index, options.builds, keep=0) == []
     third = publish(files)
     assert prune(options.index, options.builds, keep=0) == [first]
@@ -233,6 +244,36 @@ def test_a_changed_or_missing_collection_is_an_error(
         client.drop_collection(collection_name("test", version))
     with raises(IndexVersionError, "vectors_missing"):
         verify_version(folder_of(options, version), options.stores)
+
+
+def test_an_index_of_which_only_vectors_are_in_milvus_is_built_again(
+    options: BuildOptions, milvus: MilvusAt
+) -> None:
+    """Release 0.1.0 wrote only vectors, and let an alias name the active collection."""
+    old = publish(replace(options, store="faiss"))
+    folder, collection = folder_of(options, old), collection_name("test", old)
+    (folder / "vectors.faiss").rename(folder / "vectors.milvus")
+    (folder / "vectors.milvus").write_text(f"{collection}\n")
+    names = ("documents.arrow", "filters.arrow", "vectors.milvus")
+    files = {name: file_record(folder / name).model_dump() for name in names}
+    edit_manifest(folder, lambda manifest: manifest.update(store="milvus", files=files))
+    with milvus.client() as client:
+        client.create_collection(collection, dimension=DIMENSION)
+        client.create_alias(collection, "care_test")
+    for use in (
+        lambda: load_index(options.index, BigramEncoder(), options.stores.get("milvus")),
+        lambda: verify_version(folder, options.stores),
+        lambda: active_manifest(options.index),
+        lambda: LiveIndex(options.index, BigramEncoder("document")),
+    ):
+        with pytest.raises(IndexVersionError, match="care index --store milvus"):
+            use()
+    encoder = BigramEncoder("document")
+    new = build(options, encoder, BigramEncoder())[0].version
+    assert encoder.texts_seen == 0
+    assert active(options) == new
+    assert prune(options.index, options.builds, keep=0) == [old]
+    assert collections(milvus) == of_versions(new)
 
 
 def test_a_milvus_that_does_not_respond_is_an_error(options: BuildOptions) -> None:
@@ -271,10 +312,10 @@ def test_the_commands(
     for command, version in (("rollback", 0), ("activate", 1)):
         named = ["--version", versions[1]] if command == "activate" else []
         assert main(["versions", command, *place, *named]) == 0
-        assert aliased(milvus) == collection_name("test", versions[version])
+        assert (tmp_path / "indexes" / "test" / "CURRENT").read_text().strip() == versions[version]
     assert main(["versions", "verify", *place]) == 0
     assert main(["versions", "prune", *place, "--keep", "1"]) == 0
-    assert collections(milvus) == {collection_name("test", versions[1])}
+    assert collections(milvus) == of_versions(versions[1])
     monkeypatch.delenv("CARE_MILVUS_URI")
     capsys.readouterr()
     assert main(["versions", "verify", *place]) == 1

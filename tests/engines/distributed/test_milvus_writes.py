@@ -1,6 +1,5 @@
-"""Documents written over HTTP to an index that is wholly in Milvus."""
+"""Documents written over HTTP to an index in Milvus."""
 
-import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,7 @@ from fastapi.testclient import TestClient
 from care.live import LiveIndexes
 from care.writer import Writer
 from core.analysis import terms
-from core.errors import CareError
+from core.errors import CareError, IndexVersionError
 from core.manifest import Chunking
 from core.text import document_text
 from core.types import Document
@@ -23,8 +22,10 @@ from core.versions import IndexFolder, read_manifest
 from core.writes import Write, Written
 from indexer.build import build
 from indexer.live import index as live_index
+from indexer.live.creation import create_index
 from indexer.live.index import LiveIndex
 from indexer.publication import IndexWriter
+from indexer.state import own_id
 from indexer.update import Changes, merge, update
 from indexer.versions import prune, rollback
 from search.snapshot import load_index
@@ -40,8 +41,8 @@ from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import LATE_INTERACTION, BigramEncoder, TokenBigramEncoder
 from tests.engines.distributed.conftest import milvus_settings
 from tests.engines.distributed.milvus_server import MilvusAt, MilvusServer
+from tests.engines.distributed.test_milvus_index import collections, local
 from tests.engines.distributed.test_milvus_search import CHUNKING, assert_same, filters, records
-from tests.engines.distributed.test_milvus_whole import local
 from tests.errors import raises
 from tests.indexer.builds import build_options
 from tests.service.live import running_writer
@@ -49,7 +50,6 @@ from tests.service.live import running_writer
 # What scores of full text differ from those that are computed here, at most.
 _SCORE = 5e-6
 _DONE = ("added", "replaced", "deleted", "unchanged", "missing", "rejected", "code")
-WHOLE: dict[str, Any] = {"store": "milvus", "whole": True}
 
 
 def quick(milvus: MilvusAt) -> VectorStores:
@@ -114,7 +114,7 @@ def three(
     how: dict[str, Any] = {"chunking": chunking, "fusion": {"lexical": 0.1}}
     made = records(200)
     build_version(made, indexes=tmp_path / "files", **how)
-    build_version(made, stores=milvus.stores, **WHOLE, **how)
+    build_version(made, stores=milvus.stores, store="milvus", **how)
     on_files = Settings(
         indexes=tmp_path / "files", index="test", threads=1, cache_entries=0, watch_seconds=0
     )
@@ -265,7 +265,7 @@ def test_milvus_is_killed_during_a_commit(
     own_milvus: MilvusServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    build_version(make_records(20), stores=own_milvus.stores, **WHOLE)
+    build_version(make_records(20), stores=own_milvus.stores, store="milvus")
     live = new_live(own_milvus, tmp_path / "one")
     assert isinstance(put(live, "first"), Written)
     with monkeypatch.context() as patched:
@@ -297,7 +297,7 @@ def test_milvus_is_killed_during_a_commit(
 def test_a_part_that_is_missing_refuses_the_write(
     tmp_path: Path, build_version: Builder, milvus: MilvusAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build_version(make_records(20), stores=milvus.stores, **WHOLE)
+    build_version(make_records(20), stores=milvus.stores, store="milvus")
     live = new_live(milvus, tmp_path / "one")
     monkeypatch.setattr("stores.milvus.versions._PART_CHARS", 300)
     client = live._index.stores.get("milvus")._client  # type: ignore[attr-defined]
@@ -311,10 +311,23 @@ def test_a_part_that_is_missing_refuses_the_write(
     assert found(milvus, tmp_path / "three") & {"first", "second"} == {"second"}
 
 
+def test_a_segment_that_is_not_packed_is_found_by_others(
+    tmp_path: Path, build_version: Builder, milvus: MilvusAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_version(make_records(20), store="milvus", stores=milvus.stores)
+    monkeypatch.setattr("indexer.live.segment.MOST_ROWS", 1)
+    puts = [{"_id": f"n{number}", "text": f"流感患者{number}的要点。"} for number in range(3)]
+    (done,) = new_live(milvus, tmp_path / "one").commit([Write("test", put=tuple(puts))])
+    assert isinstance(done, Written) and done.added == 3
+    assert list((tmp_path / "one").rglob("vectors.faiss"))
+    assert found(milvus, tmp_path / "two") >= {"n0", "n1", "n2"}
+    assert isinstance(put(new_live(milvus, tmp_path / "one"), "first"), Written)
+
+
 def test_a_document_that_milvus_does_not_take_is_rejected(
     tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
-    build_version(make_records(20), stores=milvus.stores, **WHOLE)
+    build_version(make_records(20), stores=milvus.stores, store="milvus")
     large = {"_id": "large", "text": "长" * 22_000}
     metadata = {f"f{n}": list(range(1000)) for n in range(5)}
     many = {"_id": "many", "text": "多", "metadata": metadata}
@@ -338,7 +351,7 @@ def names(milvus: MilvusAt) -> set[str]:
 def test_what_a_killed_writer_left_is_deleted_by_the_next(
     tmp_path: Path, build_version: Builder, milvus: MilvusAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build_version(make_records(20), stores=milvus.stores, **WHOLE)
+    build_version(make_records(20), stores=milvus.stores, store="milvus")
     live = new_live(milvus, tmp_path / "one")
     before = names(milvus)
 
@@ -358,7 +371,7 @@ def test_what_a_killed_writer_left_is_deleted_by_the_next(
 def test_of_two_writers_the_first_stops(
     tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
-    build_version(make_records(20), stores=milvus.stores, **WHOLE)
+    build_version(make_records(20), stores=milvus.stores, store="milvus")
     first = new_live(milvus, tmp_path / "one")
     assert isinstance(put(first, "first"), Written)
     second = new_live(milvus, tmp_path / "two")
@@ -375,7 +388,7 @@ def test_of_two_writers_the_first_stops(
 def test_segments_are_joined_and_old_versions_deleted(
     tmp_path: Path, build_version: Builder, milvus: MilvusAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build_version(make_records(20), stores=milvus.stores, **WHOLE)
+    build_version(make_records(20), stores=milvus.stores, store="milvus")
     live = new_live(milvus, tmp_path / "one")
     for number in range(9):
         assert isinstance(put(live, f"n{number}"), Written)
@@ -391,11 +404,13 @@ def test_segments_are_joined_and_old_versions_deleted(
 def test_a_new_base_takes_over_what_was_written(
     tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
-    build_version(make_records(20), stores=milvus.stores, **WHOLE)
+    build_version(make_records(20), stores=milvus.stores, store="milvus")
     live = new_live(milvus, tmp_path / "one")
     for id_ in ("first", "d0003"):
         assert isinstance(put(live, id_), Written)
-    options = build_options(tmp_path, tmp_path / "corpus.jsonl", stores=milvus.stores, **WHOLE)
+    options = build_options(
+        tmp_path, tmp_path / "corpus.jsonl", stores=milvus.stores, store="milvus"
+    )
     encoders = BigramEncoder("document"), BigramEncoder()
     index = options.index  # in the folder of the build
     manifest = read_manifest(index.version(index.latest()))
@@ -422,7 +437,7 @@ def test_a_service_builds_its_base_anew(
     milvus: MilvusAt,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    build_version(make_records(20), stores=milvus.stores, **WHOLE)
+    build_version(make_records(20), stores=milvus.stores, store="milvus")
     settings = milvus_settings(tmp_path / "one", milvus.uri).model_copy(
         update={"pair": str(pair_file), "milvus_timeout_ms": 20_000}
     )
@@ -443,27 +458,52 @@ def test_a_service_builds_its_base_anew(
     assert isinstance(done, Written) and not live.is_large
     ids = found(milvus, tmp_path / "two")
     assert {"n0", "n1", "n2", "n3"} < ids and "d0001" not in ids
-    for refuse in (lambda: indexes.create("new", "test", []), lambda: indexes.delete("test")):
-        with raises(CareError, "no_segments"):
-            refuse()
 
 
-def test_an_index_that_has_only_an_alias_takes_writes(
-    tmp_path: Path, build_version: Builder, milvus: MilvusAt
+@pytest.mark.usefixtures("test_encoders")
+@pytest.mark.parametrize("chunking", [None, CHUNKING], ids=["documents", "chunks"])
+def test_an_index_is_created_without_documents_and_deleted(
+    tmp_path: Path,
+    pair_file: Path,
+    build_version: Builder,
+    milvus: MilvusAt,
+    chunking: Chunking | None,
 ) -> None:
-    build_version(make_records(20), stores=milvus.stores, **WHOLE)
-    with milvus.client() as client:  # as an earlier release has written it
-        client.load_collection(VERSIONS)
-        rows = client.query(VERSIONS, filter="part >= 0", output_fields=["*"])
-        client.delete(VERSIONS, filter="part >= -1")
-        text = "".join(row["text"] for row in sorted(rows, key=lambda row: row["part"]))
-        files = json.loads(text)["files"]
-        del files["manifest.sha256"]
-        old = {"manifest": json.loads(files.pop("manifest.json")), "files": files}
-        client.insert(VERSIONS, [rows[0] | {"part": 0, "parts": 1, "text": json.dumps(old)}])
-    assert "d0003" in found(milvus, tmp_path / "one")
-    assert isinstance(put(new_live(milvus, tmp_path / "two"), "first"), Written)
-    assert found(milvus, tmp_path / "one") & {"d0003", "first"} == {"d0003", "first"}
+    like = build_version(make_records(20), store="milvus", stores=milvus.stores, chunking=chunking)
+    settings = milvus_settings(tmp_path / "one", milvus.uri).model_copy(
+        update={"pair": str(pair_file), "milvus_timeout_ms": 20_000}
+    )
+    store = milvus.stores.get("milvus")
+    store.fetch(settings.indexes)
+    before = collections(milvus), names(milvus)
+    indexes = LiveIndexes(settings)
+    made = indexes.create("new", "test", ["department"])
+    assert made["created"]
+    assert indexes.create("new", "test", []) == made | {"created": False}
+    elsewhere = IndexWriter(tmp_path / "two", "new", milvus.stores)
+    found, created = create_index(elsewhere, like, BigramEncoder("document"))
+    assert (found.version, created) == (made["version"], False)
+    snapshot = load_index(elsewhere, BigramEncoder(), store)
+    assert (snapshot.manifest.count, snapshot.manifest.store) == (0, "milvus")
+    assert snapshot.segment.filters.fields == {"department": 0}
+    (done,) = indexes.open("new").commit([Write("new", put=tuple(make_records(2)))])
+    assert isinstance(done, Written) and done.added == 2
+    segment = load_index(elsewhere, BigramEncoder(), store).segment
+    assert segment.full_text
+    for rows in (
+        segment.vectors.search(BigramEncoder().encode(["高血压"]).vectors[0], 10)[1],
+        segment.full_text.search("患者", 10)[1],
+    ):
+        assert {own_id(segment.documents[row]) for row in rows.tolist()} <= {"d0000", "d0001"}
+    assert indexes.delete("new") == {"documents": 2}
+    assert (collections(milvus), names(milvus)) == before
+    store.fetch(tmp_path / "two")
+    assert [one.parent.name for one in (tmp_path / "two").glob("*/CURRENT")] == ["test"]
+    with raises(IndexVersionError, "no_active_version"):
+        indexes.delete("new")
+    assert indexes.create("new", "test", [])["created"]
+    store.fetch(tmp_path / "two")
+    assert len(list((tmp_path / "two").glob("*/CURRENT"))) == 2
 
 
 def test_token_vectors_of_base_and_segments_are_scored_together(
@@ -471,7 +511,11 @@ def test_token_vectors_of_base_and_segments_are_scored_together(
 ) -> None:
     corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(20))
     options = build_options(
-        tmp_path, corpus, stores=milvus.stores, token_vectors=LATE_INTERACTION.stored, **WHOLE
+        tmp_path,
+        corpus,
+        stores=milvus.stores,
+        token_vectors=LATE_INTERACTION.stored,
+        store="milvus",
     )
     encoder = TokenBigramEncoder("document")
     build(options, encoder, BigramEncoder())

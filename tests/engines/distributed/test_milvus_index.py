@@ -1,4 +1,4 @@
-"""An index wholly in Milvus: a service without files answers as one that has them."""
+"""An index in Milvus: a service without files answers as one that has them."""
 
 import random
 import shutil
@@ -28,7 +28,7 @@ from stores.milvus.segment import MilvusFilters
 from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import LATE_INTERACTION, BigramEncoder, TokenBigramEncoder
 from tests.engines.distributed.conftest import milvus_settings
-from tests.engines.distributed.milvus_server import MilvusAt, MilvusServer
+from tests.engines.distributed.milvus_server import MilvusAt
 from tests.engines.distributed.test_milvus_search import (
     CHUNKING,
     COUNT,
@@ -40,7 +40,6 @@ from tests.engines.distributed.test_milvus_search import (
 )
 from tests.errors import raises
 from tests.indexer.builds import build_options
-from tests.service.conftest import wait_until
 
 
 @dataclass
@@ -75,11 +74,12 @@ def both(
     made = records(COUNT)
     how: dict[str, Any] = {"chunking": chunking, "fusion": {"lexical": 0.1}}
     build_version(made, indexes=tmp_path / "files", **how)
-    build_version(made, store="milvus", stores=milvus.stores, whole=True, **how)
+    build_version(made, store="milvus", stores=milvus.stores, **how)
     on_files = Settings(indexes=tmp_path / "files", index="test", threads=1, cache_entries=0)
     empty = tmp_path / "empty"
+    patient = {"milvus_timeout_ms": 20_000, "channel_timeout_ms": 20_000, "timeout_ms": 60_000}
     with ExitStack() as stack:
-        apps = (on_files, milvus_settings(empty, milvus.uri))
+        apps = (on_files, milvus_settings(empty, milvus.uri).model_copy(update=patient))
         clients = [stack.enter_context(local(create_app(s, BigramEncoder()))) for s in apps]
         yield Both(*clients, empty)
 
@@ -118,7 +118,9 @@ def test_a_service_without_files_describes_index_and_documents_alike(both: Both)
         del one["index"]
     assert first[0] == first[1]
     both.ask("GET", "/indexes/test/documents/unknown")
-    both.ask("POST", "/search", {"query": "发热", "filter": {"unknown": 1}})
+    refused = both.ask("POST", "/search", {"query": "发热", "filter": {"unknown": 1}})
+    assert refused[0]["detail"] == refused[1]["detail"]
+    assert both.milvus.get("/health/ready").status_code == 200
 
 
 def test_what_a_search_reads_is_the_same(
@@ -128,7 +130,7 @@ def test_what_a_search_reads_is_the_same(
     made[7]["metadata"]["year"] = 2**63 + 1
     made[8]["metadata"]["year"] = 2**63 + 2
     build_version(made, chunking=chunking, indexes=tmp_path / "files")
-    build_version(made, chunking=chunking, store="milvus", stores=milvus.stores, whole=True)
+    build_version(made, chunking=chunking, store="milvus", stores=milvus.stores)
     opened = [
         load_index(IndexFolder(tmp_path / "files", "test"), BigramEncoder()).segment,
         load_index(
@@ -169,7 +171,7 @@ def test_a_range_of_more_values_than_a_condition_takes(
     milvus: MilvusAt,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    build_version(records(120), store="milvus", stores=milvus.stores, whole=True)
+    build_version(records(120), store="milvus", stores=milvus.stores)
     index = load_index(
         IndexFolder(tmp_path / "empty", "test"), BigramEncoder(), milvus.stores.get("milvus")
     )
@@ -208,7 +210,7 @@ def tables(version: str) -> set[str]:
 def test_a_service_without_files_follows_new_versions(
     tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
-    how: dict[str, Any] = {"store": "milvus", "stores": milvus.stores, "whole": True}
+    how: dict[str, Any] = {"store": "milvus", "stores": milvus.stores}
     first = build_version(make_records(30), **how).version
     settings = milvus_settings(tmp_path / "empty", milvus.uri)
     app = create_app(settings, BigramEncoder())
@@ -225,6 +227,10 @@ def test_a_service_without_files_follows_new_versions(
         assert client.post("/index/reload").json()["count"] == 31
         body = {"query": "高血压患者", "filter": {}}
         assert client.post("/search", json=body).json()["hits"]
+        third = build_version(make_records(32), **how).version
+        with milvus.client() as plain:
+            plain.drop_collection(collection_name("test", third))
+        assert client.post("/index/reload").status_code == 503
 
 
 def test_an_index_moves_to_milvus_and_back_without_its_corpus(
@@ -238,13 +244,12 @@ def test_an_index_moves_to_milvus_and_back_without_its_corpus(
     shutil.rmtree(options.builds)
     # Nothing is encoded but canaries and first sentences, as queries.
     monkeypatch.setattr(encoders[0], "encode_tokens", None)
-    moved = [options, replace(options, store="milvus", whole=True), options]
     found = []
-    for settings in moved[1:]:
+    for settings in (replace(options, store="milvus"), options):
         updated = update(settings, Changes(), base, *encoders)
         assert updated
         base = updated[0]
-        assert (base.store, base.is_whole) == (settings.store, settings.whole)
+        assert base.store == settings.store
         segment = load_index(
             IndexFolder(options.indexes, "test"), BigramEncoder(), milvus.stores.get(base.store)
         ).segment
@@ -255,7 +260,7 @@ def test_an_index_moves_to_milvus_and_back_without_its_corpus(
 def test_an_index_that_is_not_the_default_one_is_found(
     tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
-    how: dict[str, Any] = {"store": "milvus", "stores": milvus.stores, "whole": True}
+    how: dict[str, Any] = {"store": "milvus", "stores": milvus.stores}
     build_version(make_records(30), **how)
     build_version(make_records(20), name="other", **how)
     settings = milvus_settings(tmp_path / "empty", milvus.uri)
@@ -268,7 +273,7 @@ def test_an_index_that_is_not_the_default_one_is_found(
 def test_token_vectors_are_read_from_milvus(tmp_path: Path, milvus: MilvusAt) -> None:
     corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(30))
     options = build_options(tmp_path, corpus, token_vectors=LATE_INTERACTION.stored)
-    in_milvus = replace(options, store="milvus", stores=milvus.stores, whole=True)
+    in_milvus = replace(options, store="milvus", stores=milvus.stores)
     encoders = TokenBigramEncoder("document"), BigramEncoder()
     build(replace(options, indexes=tmp_path / "files"), *encoders)
     build(in_milvus, *encoders)
@@ -283,10 +288,10 @@ def test_token_vectors_are_read_from_milvus(tmp_path: Path, milvus: MilvusAt) ->
     assert ours.scores(query, rows[:0]).tolist() == []
 
 
-def test_what_is_not_whole_is_an_error(
+def test_what_is_not_complete_is_an_error(
     tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
-    how: dict[str, Any] = {"store": "milvus", "stores": milvus.stores, "whole": True}
+    how: dict[str, Any] = {"store": "milvus", "stores": milvus.stores}
     version = build_version(make_records(30), **how).version
     rows, _, values = table_names(collection_name("test", version))
 
@@ -315,7 +320,7 @@ def test_what_is_not_whole_is_an_error(
 def test_a_text_that_milvus_does_not_take_leaves_the_last_version(
     tmp_path: Path, build_version: Builder, milvus: MilvusAt
 ) -> None:
-    how: dict[str, Any] = {"store": "milvus", "stores": milvus.stores, "whole": True}
+    how: dict[str, Any] = {"store": "milvus", "stores": milvus.stores}
     version = build_version(make_records(10), **how).version
     made = make_records(11)
     made[10]["text"] = "长" * 22_000
@@ -323,27 +328,3 @@ def test_a_text_that_milvus_does_not_take_leaves_the_last_version(
         build_version(made, **how)
     assert collections(milvus) == tables(version)
     assert IndexFolder(tmp_path / "indexes", "test").active() == version
-
-
-def test_only_milvus_holds_a_whole_index(tmp_path: Path, build_version: Builder) -> None:
-    with raises(CareError, "not_whole"):
-        build_version(make_records(10), whole=True)
-
-
-def test_requests_get_503_while_milvus_is_down(
-    tmp_path: Path, build_version: Builder, own_milvus: MilvusServer
-) -> None:
-    build_version(make_records(30), store="milvus", stores=own_milvus.stores, whole=True)
-    app = create_app(milvus_settings(tmp_path / "empty", own_milvus.uri), BigramEncoder())
-    with local(app) as client:
-        search = {"query": "高血压患者", "mode": "lexical"}
-        id_ = client.post("/search", json=search).json()["hits"][0]["id"]
-        own_milvus.kill()
-        for answer in (
-            client.post("/search", json=search | {"query": "糖尿病"}),
-            client.get(f"/indexes/test/documents/{id_}"),
-            client.get("/indexes/test/documents"),
-        ):
-            assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
-        own_milvus.start()
-        wait_until(lambda: client.get(f"/indexes/test/documents/{id_}").status_code == 200)
