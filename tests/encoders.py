@@ -114,6 +114,11 @@ class TokenBigramEncoder(BigramEncoder):
 
 def token_vectors(text: str) -> FloatArray:
     """Returns a vector of unit norm for each character, float32 [characters, 16]."""
-    dimension = LATE_INTERACTION.dimension
-    rows = [np.random.default_rng(ord(c)).standard_normal(dimension) for c in text[:_MAX_CHARS]]
-    return truncate_normalize(np.array(rows, dtype=np.float32), dimension)
+    rows = [_vector_of_character(character) for character in text[:_MAX_CHARS]]
+    return truncate_normalize(np.array(rows, dtype=np.float32), LATE_INTERACTION.dimension)
+
+
+@lru_cache(maxsize=1 << 14)
+def _vector_of_character(character: str) -> FloatArray:
+    drawn = np.random.default_rng(ord(character)).standard_normal(LATE_INTERACTION.dimension)
+    return drawn.astype(np.float32)

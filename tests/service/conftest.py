@@ -23,6 +23,7 @@ from stores.base import ScoredRows
 from tests.conftest import make_records, make_settings, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.indexer.builds import build_options
+from tests.service.live import HeldLive
 
 ADMIN = {"Authorization": "Bearer secret"}
 BLOCKED = "等待"
@@ -144,6 +145,12 @@ def serve(settings: Settings, built: tuple[Path, IndexManifest]) -> Iterator[Ser
             return stack.enter_context(application(changed, encoder, overflow, writer))
 
         yield start
+
+
+@pytest.fixture
+def live(tmp_path: Path, manifest: IndexManifest) -> HeldLive:
+    """A live index of the published version."""
+    return HeldLive(tmp_path)
 
 
 def post_search(
