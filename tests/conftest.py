@@ -153,15 +153,20 @@ def build_version(tmp_path: Path, first_builds: tuple[Path, dict[str, IndexManif
     return run
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def make_settings(indexes: Path) -> Settings:
+    """Returns settings of a small service of index 'test'."""
     return Settings(
-        indexes=tmp_path / "indexes",
+        indexes=indexes,
         index="test",
         threads=1,
         watch_seconds=0,
         channel_timeout_ms=10_000,  # a busy machine takes longer than the default of 200
     )
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return make_settings(tmp_path / "indexes")
 
 
 @pytest.fixture

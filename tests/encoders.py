@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -74,14 +75,19 @@ class BigramEncoder:
         )
 
     def _vector(self, text: str) -> FloatArray:
-        text = text[:_MAX_CHARS]
-        vector = np.full(DIMENSION, 1e-3, dtype=np.float32)
-        for size in (1, 2):
-            for start in range(len(text) - size + 1):
-                gram = text[start : start + size].encode()
-                digest = hashlib.blake2b(gram, key=self._seed, digest_size=8).digest()
-                vector[digest[0] % DIMENSION] += 1.0 if digest[1] % 2 else -1.0
-        return vector
+        return _vector_of(text[:_MAX_CHARS], self._seed)
+
+
+@lru_cache(maxsize=1 << 14)
+def _vector_of(text: str, seed: bytes) -> FloatArray:
+    vector = np.full(DIMENSION, 1e-3, dtype=np.float32)
+    for size in (1, 2):
+        for start in range(len(text) - size + 1):
+            gram = text[start : start + size].encode()
+            digest = hashlib.blake2b(gram, key=seed, digest_size=8).digest()
+            vector[digest[0] % DIMENSION] += 1.0 if digest[1] % 2 else -1.0
+    vector.flags.writeable = False
+    return vector
 
 
 LATE_INTERACTION = LateInteraction(
@@ -108,6 +114,11 @@ class TokenBigramEncoder(BigramEncoder):
 
 def token_vectors(text: str) -> FloatArray:
     """Returns a vector of unit norm for each character, float32 [characters, 16]."""
-    dimension = LATE_INTERACTION.dimension
-    rows = [np.random.default_rng(ord(c)).standard_normal(dimension) for c in text[:_MAX_CHARS]]
-    return truncate_normalize(np.array(rows, dtype=np.float32), dimension)
+    rows = [_vector_of_character(character) for character in text[:_MAX_CHARS]]
+    return truncate_normalize(np.array(rows, dtype=np.float32), LATE_INTERACTION.dimension)
+
+
+@lru_cache(maxsize=1 << 14)
+def _vector_of_character(character: str) -> FloatArray:
+    drawn = np.random.default_rng(ord(character)).standard_normal(LATE_INTERACTION.dimension)
+    return drawn.astype(np.float32)

@@ -81,56 +81,10 @@ def test_batches_are_full_and_have_texts_of_similar_length(options: OptionsMaker
         assert lengths == sorted(lengths, reverse=True)
 
 
-def test_a_text_of_several_documents_is_encoded_once(options: OptionsMaker) -> None:
-    records = make_records(20)
-    copies = [record | {"_id": f"copy-{record['_id']}"} for record in records]
-    encoder = BigramEncoder("document")
-    encoded = encode(options(records + copies), encoder)
-    assert encoder.texts_seen == encoded.staged.unique_texts == 20
-    assert encoded.staged.documents == 40
-
-
 def test_tokens_and_truncated_texts_are_counted(options: OptionsMaker) -> None:
     records = [{"_id": i, "text": str(i) * 150 * (i + 1)} for i in range(3)]
     summary = encode(options(records), BigramEncoder("document")).summary
     assert (summary.new_texts, summary.tokens, summary.truncated) == (3, 150 + 200 + 200, 2)
-
-
-def test_an_encoded_corpus_is_not_encoded_again(options: OptionsMaker) -> None:
-    first = encode(options(make_records(40)), BigramEncoder("document"))
-    encoder = BigramEncoder("document")
-    second = encode(options(make_records(40)), encoder)
-    assert encoder.texts_seen == 0
-    assert second.summary.resumed_texts == 40
-    assert (second.folder, second.summary.tokens) == (first.folder, first.summary.tokens)
-
-
-@pytest.mark.parametrize(
-    ("changes", "space"),
-    [
-        ({"shard_size": 8}, "bigrams-1"),
-        ({"batch_size": 2}, "bigrams-1"),
-        ({}, "other-9"),
-    ],
-)
-def test_other_settings_and_encoders_do_not_share_shards(
-    options: OptionsMaker, changes: dict[str, Any], space: str
-) -> None:
-    encode(options(make_records(20)), BigramEncoder("document"))
-    encoder = BigramEncoder("document", space)
-    encode(options(make_records(20), **changes), encoder)
-    assert encoder.texts_seen == 20
-
-
-def test_a_damaged_shard_and_those_after_it_are_encoded_again(options: OptionsMaker) -> None:
-    folder = encode(options(make_records(60)), BigramEncoder("document")).folder
-    expected = shards(folder)
-    damaged = folder / "shard-00002.npy"
-    damaged.write_bytes(damaged.read_bytes()[:-4] + b"\0\0\0\0")
-    encoder = BigramEncoder("document")
-    encode(options(make_records(60)), encoder)
-    assert encoder.texts_seen == 60 - 2 * SHARD_SIZE
-    np.testing.assert_array_equal(shards(folder), expected)
 
 
 @pytest.mark.parametrize(
@@ -175,14 +129,18 @@ def test_the_document_of_a_rejected_text_is_named(options: OptionsMaker) -> None
         encode(options(records), RefusingEncoder(records[33]["text"]))
 
 
-def test_other_encodings_and_chunks_have_separate_folders(options: OptionsMaker) -> None:
+def test_other_settings_encodings_encoders_and_chunks_have_separate_folders(
+    options: OptionsMaker,
+) -> None:
     changes: list[dict[str, Any]] = [
+        *({"shard_size": 8}, {"batch_size": 2}),
         *({"backend": backend, "dtype": dtype} for backend in BACKENDS[1:] for dtype in DTYPES),
         *({"chunking": Chunking(tokens=25, overlap=overlap)} for overlap in (0, 5)),
     ]
     settings = [options(make_records(4), **each) for each in changes]
     folders = {encode(each, BigramEncoder("document")).folder for each in settings}
-    assert len(folders) == len(changes)
+    folders.add(encode(settings[0], BigramEncoder("document", "other-9")).folder)
+    assert len(folders) == len(changes) + 1
 
 
 def test_the_default_batch_size_depends_on_the_backend() -> None:

@@ -162,14 +162,6 @@ def test_an_encoder_without_token_vectors_writes_nothing(tokens: BuildOptions) -
     check(tokens, active_manifest(tokens.index))
 
 
-def test_chunks_have_token_vectors(options: OptionsMaker) -> None:
-    records = [record | {"text": record["text"] * 4} for record in make_records(12)]
-    chunked = options(records, token_vectors=STORED, chunking=Chunking(tokens=60, overlap=0))
-    manifest = built(chunked)
-    assert manifest.count > len(records)
-    check(chunked, manifest)
-
-
 def test_documents_that_cannot_be_encoded_have_none(options: OptionsMaker) -> None:
     class Failing(TokenBigramEncoder):
         def encode_tokens(self, tokens: Any) -> Any:

@@ -151,11 +151,6 @@ def test_texts_with_known_vectors_are_not_encoded(
     assert score == pytest.approx(1, abs=1e-6)
 
 
-def test_encode_all_encodes_all_texts(index: Index, old: IndexManifest) -> None:
-    manifest, _, texts = index.update(NEW, encode_all=True)
-    assert (texts, manifest.corpus.reused_texts) == (70, 0)
-
-
 def test_encode_all_encodes_all_texts_after_an_interrupted_update(
     index: Index, old: IndexManifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,8 +17,6 @@ from tests.encoders import BigramEncoder
 from tests.errors import raises
 from tests.indexer.builds import edit_manifest
 
-FILES = ("vectors.faiss", "documents.arrow", "filters.arrow")
-
 
 def adopt(folder: Path, foreign: Path, name: str) -> None:
     """Replaces a file by that of another index and corrects its record in the manifest."""
@@ -28,7 +26,7 @@ def adopt(folder: Path, foreign: Path, name: str) -> None:
     edit_manifest(folder, lambda manifest: manifest["files"].update({name: record}))
 
 
-@pytest.mark.parametrize("name", [*FILES, "manifest.json", "other"])
+@pytest.mark.parametrize("name", ["vectors.faiss", "manifest.json", "other"])
 def test_a_link_in_a_version_is_an_error(published: Path, tmp_path: Path, name: str) -> None:
     path = published / name
     elsewhere = tmp_path / "elsewhere"
@@ -39,13 +37,13 @@ def test_a_link_in_a_version_is_an_error(published: Path, tmp_path: Path, name: 
         verify_version(published)
 
 
-@pytest.mark.parametrize("name", ["../secret", "a/b", "/etc/passwd", "..", ".", "", "a\n", ".x"])
 @pytest.mark.parametrize("field", ["files", "name", "version", "parent"])
-def test_a_path_in_place_of_a_name_is_an_error(published: Path, field: str, name: str) -> None:
-    value = {name: {"bytes": 0, "sha256": ""}} if field == "files" else name
-    edit_manifest(published, lambda manifest: manifest.update({field: value}))
-    with raises(IndexVersionError, "invalid_manifest"):
-        read_manifest(published)
+def test_a_path_in_place_of_a_name_is_an_error(published: Path, field: str) -> None:
+    for name in ("../secret", "a/b", "/etc/passwd", "..", ".", "", "a\n", ".x", "a/../b"):
+        value: Any = {name: {"bytes": 0, "sha256": ""}} if field == "files" else name
+        edit_manifest(published, lambda manifest: manifest.update({field: value}))  # noqa: B023
+        with raises(IndexVersionError, "invalid_manifest"):
+            read_manifest(published)
 
 
 def canaries(vectors: FloatArray) -> dict[str, Any]:
@@ -74,12 +72,6 @@ def test_a_manifest_of_another_index_is_an_error(
         verify_version(published)
 
 
-def test_a_manifest_of_other_dimensions_is_an_error(published: Path) -> None:
-    edit_manifest(published, lambda manifest: manifest["encoder"].update(dimension=32))
-    with raises(IndexVersionError, "wrong_vectors", path=published / "vectors.faiss"):
-        verify_version(published)
-
-
 @pytest.fixture
 def foreign(build_version: Builder, published: Path, indexes: Path) -> Callable[..., Path]:
     """Builds another version and returns its folder."""
@@ -104,18 +96,6 @@ def test_a_version_is_opened_without_a_search_for_tied_rows(
     """Otherwise each canary whose text is repeated takes a search of all vectors."""
     monkeypatch.setattr(FaissVectors, "search", None)
     verify_version(published)
-
-
-@pytest.mark.parametrize(
-    ("name", "code"),
-    [("vectors.faiss", "wrong_vectors"), ("documents.arrow", "wrong_document_count")],
-)
-def test_files_of_different_counts_are_an_error(
-    published: Path, foreign: Callable[..., Path], name: str, code: str
-) -> None:
-    adopt(published, foreign(59), name)
-    with raises(IndexVersionError, code):
-        verify_version(published)
 
 
 @pytest.mark.parametrize("factory", ["Flat", "HNSW32", "HNSW4", "HNSW32,SQ8", "HNSW32,SQfp16"])

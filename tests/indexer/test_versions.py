@@ -9,22 +9,35 @@ import pytest
 from care.cli.main import main
 from core.errors import CareError, IndexVersionError
 from core.locks import exclusive
-from indexer.build import encode
+from indexer.build import build, encode
 from indexer.publication import IndexWriter, holders
 from indexer.versions import activate, migrate, prune, rollback
-from tests.conftest import Builder, make_records
+from tests.conftest import Builder, make_records, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.errors import raises
-from tests.indexer.builds import edit_manifest, to_schema_1
+from tests.indexer.builds import build_options, edit_manifest, to_schema_1
 from tests.indexer.conftest import OptionsMaker
 
 UPDATE = {"added": 1, "replaced": 0, "deleted": 0, "unchanged": 1}
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A folder with `indexes` and `builds` of four versions, and their ids."""
+    folder, ids = tmp_path_factory.mktemp("built"), []
+    for count in range(10, 14):
+        options = build_options(folder, write_jsonl(folder / "c.jsonl", make_records(count)))
+        ids.append(build(options, BigramEncoder("document"), BigramEncoder())[0].version)
+    return folder, ids
+
+
 @pytest.fixture
-def versions(build_version: Builder) -> list[str]:
+def versions(built: tuple[Path, list[str]], tmp_path: Path) -> list[str]:
     """The ids of four versions, oldest first; the last one is active."""
-    return [build_version(make_records(10 + i)).version for i in range(4)]
+    folder, ids = built
+    for name in ("indexes", "builds"):
+        shutil.copytree(folder / name, tmp_path / name)
+    return list(ids)
 
 
 @pytest.fixture

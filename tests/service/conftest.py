@@ -1,7 +1,7 @@
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from indexer.build import build
 from service.app import create_app
 from service.settings import Settings
 from stores.base import ScoredRows
-from tests.conftest import make_records, write_jsonl
+from tests.conftest import make_records, make_settings, write_jsonl
 from tests.encoders import BigramEncoder
 from tests.indexer.builds import build_options
+from tests.service.live import HeldLive
 
 ADMIN = {"Authorization": "Bearer secret"}
 BLOCKED = "等待"
@@ -63,14 +64,54 @@ def fresh_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.observe.metrics.SHARED_SECONDS", 0.0)
 
 
+def build_in(
+    folder: Path, records: Sequence[Mapping[str, Any]], **options: Any
+) -> tuple[Path, IndexManifest]:
+    """Builds a version of index 'test'; returns the folder of indexes, and its manifest."""
+    corpus = write_jsonl(folder / "corpus.jsonl", records)
+    settings = build_options(folder, corpus, **options)
+    manifest, _ = build(settings, BigramEncoder("document"), BigramEncoder("query"))
+    return settings.indexes, manifest
+
+
+def application(
+    settings: Settings,
+    encoder: QueryEncoder | None = None,
+    overflow: QueryEncoder | None = None,
+    writer: str = "",
+) -> TestClient:
+    """The real application for a client of this machine."""
+    return TestClient(
+        create_app(settings, encoder or BigramEncoder(), overflow, writer=writer),
+        "http://127.0.0.1:8000",
+        raise_server_exceptions=False,
+        client=("127.0.0.1", 50_000),
+    )
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, IndexManifest]:
     """A version of 60 documents, built once; tests get a copy."""
-    folder = tmp_path_factory.mktemp("built")
-    corpus = write_jsonl(folder / "corpus.jsonl", make_records(60))
-    options = build_options(folder, corpus)
-    manifest, _ = build(options, BigramEncoder("document"), BigramEncoder("query"))
-    return options.indexes, manifest
+    return build_in(tmp_path_factory.mktemp("built"), make_records(60))
+
+
+@pytest.fixture(scope="session")
+def client(built: tuple[Path, IndexManifest]) -> Iterator[TestClient]:
+    """The application over 60 documents, for all tests that neither change nor count anything."""
+    with application(make_settings(built[0])) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def over(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., TestClient]]:
+    """Starts such an application over records, with options of a build, for tests of a module."""
+    with ExitStack() as stack:
+
+        def start(records: Sequence[Mapping[str, Any]], **options: Any) -> TestClient:
+            indexes, _ = build_in(tmp_path_factory.mktemp("over"), records, **options)
+            return stack.enter_context(application(make_settings(indexes)))
+
+        yield start
 
 
 @pytest.fixture
@@ -101,22 +142,15 @@ def serve(settings: Settings, built: tuple[Path, IndexManifest]) -> Iterator[Ser
             if not (settings.indexes / settings.index).exists():
                 shutil.copytree(built[0], settings.indexes)
             changed = settings.model_copy(update=changes)
-            app = create_app(changed, encoder or BigramEncoder(), overflow, writer=writer)
-            client = TestClient(
-                app,
-                "http://127.0.0.1:8000",
-                raise_server_exceptions=False,
-                client=("127.0.0.1", 50_000),
-            )
-            return stack.enter_context(client)
+            return stack.enter_context(application(changed, encoder, overflow, writer))
 
         yield start
 
 
 @pytest.fixture
-def client(serve: Serve) -> TestClient:
-    """The real application over 60 documents, with the test encoder."""
-    return serve()
+def live(tmp_path: Path, manifest: IndexManifest) -> HeldLive:
+    """A live index of the published version."""
+    return HeldLive(tmp_path)
 
 
 def post_search(

@@ -1,6 +1,7 @@
 """Answers with citations: what a language model gets, and which of its sentences pass."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -87,9 +88,8 @@ def ask(client: TestClient, query: str = QUERY, **fields: Any) -> list[Event]:
 def test_a_sentence_passes_if_its_citations_hold(
     sentence: str, citations: list[int] | None
 ) -> None:
-    found = checked(sentence, PASSAGES)
-    assert (found and found.citations) == citations
-    assert not found or "[" not in found.text
+    text = re.sub(r"\[.*\]|【.*】", "", sentence)
+    assert checked(sentence, PASSAGES) == (citations and Sentence(text, citations))
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
@@ -216,9 +216,3 @@ def test_a_wrong_address_or_key_is_not_quoted(serve: Serve, changes: dict[str, A
 def test_a_server_needs_the_name_of_a_model() -> None:
     with pytest.raises(ValueError, match="CARE_CHAT_MODEL"):
         Settings(chat_url=SecretStr("http://host"))
-
-
-def test_a_sentence_has_its_text_and_citations() -> None:
-    assert checked("血压很高时应避免喝咖啡[1]。", PASSAGES) == Sentence(
-        "血压很高时应避免喝咖啡。", [1]
-    )

@@ -16,16 +16,15 @@ from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
 from core.filter_table import FilterTable
-from indexer.build import build
 from search.hits import Hits, QueryResult
 from service.app import create_app
 from service.http.body import has_more
 from service.routes.answers import are_short
 from service.settings import Settings
-from tests.conftest import make_records, write_jsonl
+from tests.conftest import make_records
 from tests.encoders import BigramEncoder
-from tests.indexer.builds import build_options
 from tests.service.asgi import Exchange, longest_callback
+from tests.service.conftest import build_in
 
 SEARCH, BATCH, EMBED = "/search", "/search/batch", "/v1/embeddings"
 BODY = Settings.model_fields["max_body_bytes"].default
@@ -36,13 +35,10 @@ LONGEST = 0.2
 @pytest.fixture(scope="module")
 def indexes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """400 documents of 1.3 kB; 64 queries for all of them return 40 MB."""
-    folder = tmp_path_factory.mktemp("long")
     records = make_records(400)
     for record in records:
         record["text"] += "患者应当注意饮食清淡，按时服药，定期复查。" * 20
-    options = build_options(folder, write_jsonl(folder / "corpus.jsonl", records))
-    build(options, BigramEncoder("document"), BigramEncoder("query"))
-    return options.indexes
+    return build_in(tmp_path_factory.mktemp("long"), records)[0]
 
 
 def run(indexes: Path, work: Any, **changes: Any) -> Any:

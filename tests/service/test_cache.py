@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -5,8 +6,9 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from core.conditions import parse_filter
 from core.encoders import Answerability
-from core.types import Query
+from core.types import HitLimit, Query
 from search.hits import CacheEntry
 from service.pipeline.cache import MemoryCache, QueryKeys, VectorCache
 from tests.conftest import Builder, make_records
@@ -18,68 +20,14 @@ PAIR = make_pair()
 ask = partial(post_search, **QUERY)
 
 
+@pytest.fixture
+def client(serve: Serve) -> TestClient:
+    """An application whose caches are empty."""
+    return serve()
+
+
 def found(row: int) -> CacheEntry:
     return CacheEntry((np.ones(1, np.float32), np.array([row])), 0.5)
-
-
-def test_the_second_identical_query_is_cached_with_the_same_hits(serve: Serve) -> None:
-    encoder = BigramEncoder()
-    client = serve(encoder)
-    first = ask(client)
-    seen = encoder.texts_seen
-    second = ask(client)
-    assert (first["cached"], second["cached"]) == (False, True)
-    assert second["hits"] == first["hits"]
-    assert encoder.texts_seen == seen
-
-
-def test_include_is_not_part_of_the_key(client: TestClient) -> None:
-    ask(client)
-    answer = ask(client, include=[])
-    assert answer["cached"]
-    assert "text" not in answer["hits"][0]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"query": "高血压患者的护理?"},
-        {"top_k": 6},
-        {"min_score": 0.1},
-        {"filter": {"department": ["儿科"]}},
-    ],
-)
-def test_a_different_query_is_a_cache_miss(client: TestClient, changes: dict[str, Any]) -> None:
-    ask(client)
-    assert not ask(client, **changes)["cached"]
-    assert ask(client, **changes)["cached"]
-
-
-def test_filter_values_of_different_types_have_different_keys(client: TestClient) -> None:
-    ask(client, filter={"rare": [True]})
-    answer = ask(client, filter={"rare": [1]})
-    assert (answer["cached"], answer["hits"]) == (False, [])
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (["儿科", "骨科"], ["骨科", "儿科", "骨科"]),
-        (["儿科"], "儿科"),
-        ({"not": "儿科"}, {"not": ["儿科", "儿科"]}),
-    ],
-)
-def test_filters_that_mean_the_same_have_one_key(
-    client: TestClient, first: Any, second: Any
-) -> None:
-    ask(client, filter={"department": first})
-    assert ask(client, filter={"department": second})["cached"]
-
-
-def test_excluded_values_are_part_of_the_key(client: TestClient) -> None:
-    ask(client, filter={"rare": True})
-    answer = ask(client, filter={"rare": {"not": True}}, top_k=5)
-    assert (answer["cached"], len(answer["hits"])) == (False, 5)
 
 
 def test_a_new_version_does_not_serve_old_hits(serve: Serve, build_version: Builder) -> None:
@@ -95,11 +43,6 @@ def test_a_new_version_does_not_serve_old_hits(serve: Serve, build_version: Buil
     assert not new["cached"]
     assert all(hit["title"].endswith("新版") for hit in new["hits"])
     assert new["index"] != old["index"]
-
-
-def test_zero_entries_disable_the_cache(serve: Serve) -> None:
-    client = serve(cache_entries=0)
-    assert [ask(client)["cached"] for _ in range(3)] == [False] * 3
 
 
 def test_the_least_recently_used_query_is_evicted() -> None:
@@ -165,6 +108,8 @@ QUERIES = [
     Query("a", top_k=1),
     Query("a", min_score=0.0),
     Query("a", collapse=True),
+    Query("a", mode="lexical"),
+    *(Query("a", limit_per=HitLimit(*limit)) for limit in (("f", 1), ("f", 2), ("g", 1))),
     Query("a", filter={"f": ["a"]}),
     Query("a", filter={"g": ["a"]}),
     Query("a", filter={"f": ["1"]}),
@@ -177,17 +122,31 @@ QUERIES = [
 ]
 
 
+def searched(query: Query) -> Query:
+    """A query as it is searched."""
+    return replace(query, filter={}, conditions=parse_filter(query.filter))
+
+
 def test_keys_are_hashes_that_change_with_each_part_of_a_query() -> None:
     keys = QueryKeys("secret", make_spec(), PAIR)
-    all_keys = {keys.key(query, index) for query in QUERIES for index in ("1", "2")}
+    all_keys = {keys.key(searched(query), index) for query in QUERIES for index in ("1", "2")}
     assert len(all_keys) == 2 * len(QUERIES)
     assert {len(key) for key in all_keys} == {32}
 
 
-def test_the_order_of_filter_fields_does_not_change_the_key() -> None:
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"f": ["a"], "g": ["b"]}, {"g": ["b"], "f": ["a"]}),
+        ({"f": ["a", "b"]}, {"f": ["b", "a", "b"]}),
+        ({"f": ["a"]}, {"f": "a"}),
+        ({"f": {"not": "a"}}, {"f": {"not": ["a", "a"]}}),
+    ],
+)
+def test_filters_that_mean_the_same_have_one_key(one: Any, other: Any) -> None:
     keys = QueryKeys("secret", make_spec(), PAIR)
-    one, other = ({"f": ["a"], "g": ["b"]}, {"g": ["b"], "f": ["a"]})
-    assert keys.key(Query("a", filter=one), "1") == keys.key(Query("a", filter=other), "1")
+    both = [searched(Query("a", filter=filter_)) for filter_ in (one, other)]
+    assert len({keys.key(query, "1") for query in both}) == 1
 
 
 def test_keys_depend_on_the_secret_the_encoder_and_what_judges_and_reranks() -> None:
@@ -230,12 +189,10 @@ def test_a_query_to_a_new_version_is_not_encoded_again(
     assert ask(serve(BigramEncoder()), top_k=30)["hits"] == answer["hits"]
 
 
-def test_without_entries_no_vector_is_kept(serve: Serve) -> None:
-    encoder = BigramEncoder()
-    client = serve(encoder, cache_entries=0)
-    for top_k in (3, 4):
-        ask(client, top_k=top_k)
-    assert (lookups(client, "hit"), lookups(client, "miss")) == (0, 2)
+def test_without_entries_neither_hits_nor_vectors_are_kept(serve: Serve) -> None:
+    client = serve(cache_entries=0)
+    assert [ask(client, top_k=top_k)["cached"] for top_k in (3, 3, 4)] == [False] * 3
+    assert (lookups(client, "hit"), lookups(client, "miss")) == (0, 3)
 
 
 def test_the_vector_used_longest_ago_gives_way() -> None:

@@ -21,20 +21,32 @@ from service.access.api_keys import new_key
 from service.catalog import Budget, Catalog
 from service.http.connections import available_connections
 from service.observe.metrics import Metrics
+from service.settings import Settings
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
-from tests.service.conftest import Serve, post_search, sample, wait_until
+from tests.service.conftest import Serve, build_in, post_search, sample, wait_until
 
 QUERY = "高血压患者的护理"
 
 pytestmark = pytest.mark.usefixtures("two")
 
 
-@pytest.fixture
-def two(build_version: Builder) -> dict[str, IndexManifest]:
-    """The index 'test' of 60 documents and the index 'other' of 20, whose ids begin with o."""
+Two = tuple[Path, dict[str, IndexManifest]]
+
+
+@pytest.fixture(scope="module")
+def built_two(tmp_path_factory: pytest.TempPathFactory) -> Two:
+    folder = tmp_path_factory.mktemp("two")
     others = [record | {"_id": f"o{record['_id']}"} for record in make_records(20)]
-    return {"test": build_version(make_records(60)), "other": build_version(others, name="other")}
+    both = {"test": make_records(60), "other": others}
+    return folder / "indexes", {n: build_in(folder, r, name=n)[1] for n, r in both.items()}
+
+
+@pytest.fixture
+def two(settings: Settings, built_two: Two) -> dict[str, IndexManifest]:
+    """The index 'test' of 60 documents and the index 'other' of 20, whose ids begin with o."""
+    shutil.copytree(built_two[0], settings.indexes)
+    return dict(built_two[1])
 
 
 def ids(client: TestClient, path: str, **body: Any) -> list[str]:
@@ -84,11 +96,11 @@ def test_only_the_configured_indexes_are_served(serve: Serve) -> None:
     assert ids(client, "/indexes/test/search")
 
 
-@pytest.mark.parametrize("name", ["missing", ".hidden", "%2E%2E", "a b", "%00", "é" * 99])
-def test_an_unknown_index_is_answered_like_any_other(serve: Serve, name: str) -> None:
+def test_an_unknown_index_is_answered_like_any_other(serve: Serve) -> None:
     client = serve()
-    assert status(client, f"/indexes/{name}/search") == (404, "unknown_index")
-    assert client.get(f"/indexes/{name}").json()["code"] == "unknown_index"
+    for name in ("missing", ".hidden", "%2E%2E", "a b", "%00", "é" * 99):
+        assert status(client, f"/indexes/{name}/search") == (404, "unknown_index"), name
+        assert client.get(f"/indexes/{name}").json()["code"] == "unknown_index", name
 
 
 def test_an_alias_changes_at_once(serve: Serve, settings: Any) -> None:
@@ -412,25 +424,19 @@ def test_a_key_opens_the_indexes_of_its_grants_and_no_other(clinic: TestClient) 
     assert status(clinic, "/search") == (403, "forbidden")
 
 
-@pytest.mark.parametrize(
-    ("method", "rest"),
-    [
-        *(("POST", "/search"), ("POST", "/search/batch"), ("POST", "/reload")),
-        *(("GET", ""), ("GET", "/documents/d0001")),
-    ],
-)
-def test_an_index_of_others_looks_as_one_that_does_not_exist(
-    clinic: TestClient, method: str, rest: str
-) -> None:
-    body = {"query": QUERY} if rest == "/search" else {"queries": [{"query": QUERY}]}
-    problems = []
-    for name in ("secret", "test", "missing"):
-        content = body if method == "POST" else None
-        answer = clinic.request(method, f"/indexes/{name}{rest}", json=content)
-        problems.append((answer.status_code, answer.json() | {"request_id": ""}))
-        assert name not in answer.text
-    assert problems[0] == problems[1] == problems[2]
-    assert problems[0][0] == 404
+def test_an_index_of_others_looks_as_one_that_does_not_exist(clinic: TestClient) -> None:
+    batch = {"queries": [{"query": QUERY}]}
+    for method, rest, body in (
+        *(("POST", "/search", {"query": QUERY}), ("POST", "/search/batch", batch)),
+        *(("POST", "/reload", batch), ("GET", "", None), ("GET", "/documents/d0001", None)),
+    ):
+        problems = []
+        for name in ("secret", "test", "missing"):
+            answer = clinic.request(method, f"/indexes/{name}{rest}", json=body)
+            problems.append((answer.status_code, answer.json() | {"request_id": ""}))
+            assert name not in answer.text
+        assert problems[0] == problems[1] == problems[2], rest
+        assert problems[0][0] == 404, rest
 
 
 def test_an_alias_opens_what_the_key_may_see_of_its_index(

@@ -74,9 +74,9 @@ def test_the_rows_of_a_filter_are_searched_within_the_deadline(
 
 
 def test_equal_filters_of_a_batch_are_evaluated_once(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluated = []
+    client, evaluated = serve(), []
     find = MatchingRows.find
 
     def spy(*arguments: Any) -> Any:

@@ -11,7 +11,6 @@ import pytest
 
 from care.writer import Writer
 from core.errors import CareError
-from core.manifest import IndexManifest
 from service.app import create_app
 from service.routes import document_stream
 from service.settings import Settings
@@ -27,11 +26,6 @@ END = b"0\r\n\r\n"
 LIMIT = 50_000
 
 Connecting = Callable[..., AbstractAsyncContextManager[Callable[[], Awaitable[Client]]]]
-
-
-@pytest.fixture
-def live(tmp_path: Path, manifest: IndexManifest) -> HeldLive:
-    return HeldLive(tmp_path)
 
 
 @pytest.fixture

@@ -65,21 +65,6 @@ def editions(answer: dict[str, Any]) -> set[int]:
     return {hit["metadata"]["edition"] for hit in answer["hits"]}
 
 
-def test_a_reload_serves_the_version_that_current_names(
-    serve: Serve, build_version: Builder
-) -> None:
-    old = build_version(make_records(20))
-    client = serve()
-    new = build_version(make_records(30))
-    assert client.get("/index").json()["version"] == old.version
-    described = reload(client)
-    assert (described["version"], described["count"]) == (new.version, 30)
-    assert client.get("/index").json() == described
-    answer = client.post("/search", json={"query": QUERY, "top_k": 30}).json()
-    assert answer["index"]["version"] == new.version
-    assert len(answer["hits"]) == 30
-
-
 def test_the_old_version_is_released_after_a_reload(serve: Serve, build_version: Builder) -> None:
     old = build_version(make_records(20))
     client = serve()

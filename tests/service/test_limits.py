@@ -1,5 +1,5 @@
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.manifest import Chunking, IndexManifest
+from core.manifest import Chunking
 from core.types import HitLimit, Query, RowArray
 from search.fusion import RankedList
 from search.limits import HitLimits, search_limited, within
@@ -44,14 +44,9 @@ def records() -> list[dict[str, Any]]:
     return made
 
 
-@pytest.fixture
-def manifest(build_version: Builder) -> IndexManifest:
-    return build_version(records())
-
-
-@pytest.fixture
-def client(serve: Serve, manifest: IndexManifest) -> TestClient:
-    return serve()
+@pytest.fixture(scope="module")
+def client(over: Callable[..., TestClient]) -> TestClient:
+    return over(records())
 
 
 def search(client: TestClient, **body: Any) -> list[dict[str, Any]]:
@@ -169,37 +164,6 @@ def test_without_chunks_a_limit_per_document_changes_nothing(client: TestClient)
         "/search", json={"query": QUERY, "limit_per": {"field": "_document", "hits": 1}}
     ).json()
     assert (answer["hits"], answer["cached"]) == (plain, True)
-
-
-def test_limits_are_part_of_the_cache_key(client: TestClient) -> None:
-    found = {n: search(client, limit_per={"field": "department", "hits": n}) for n in (1, 2)}
-    assert [len(hits) for hits in found.values()] == [4, 8]
-    for n, hits in found.items():
-        assert search(client, limit_per={"field": "department", "hits": n}) == hits
-
-
-@pytest.mark.parametrize(
-    ("limit", "field", "code"),
-    [
-        ({"field": "unknown", "hits": 1}, "limit_per.field", "unknown_filter_field"),
-        ({"field": "department", "hits": 0}, "limit_per.hits", "greater_than_equal"),
-        ({"field": "department", "hits": "2"}, "limit_per.hits", "int_type"),
-        ({"field": "department"}, "limit_per.hits", "missing"),
-        ({"hits": 1}, "limit_per.field", "missing"),
-        ({"field": "department", "hits": 1, "more": 1}, "limit_per.more", "extra_forbidden"),
-        (2, "limit_per", "model_type"),
-    ],
-)
-def test_a_wrong_limit_is_one_error_that_names_the_field(
-    client: TestClient, limit: object, field: str, code: str
-) -> None:
-    response = client.post("/search", json={"query": QUERY, "limit_per": limit})
-    assert response.status_code == 422
-    (error,) = response.json()["errors"]
-    assert (error["field"], error["code"]) == (field, code)
-    batch = {"queries": [{"query": QUERY}, {"query": QUERY, "limit_per": limit}]}
-    (error,) = client.post("/search/batch", json=batch).json()["errors"]
-    assert (error["field"], error["code"]) == (f"queries.1.{field}", code)
 
 
 @given(data=st.data())

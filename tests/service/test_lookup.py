@@ -133,8 +133,9 @@ def test_a_long_document_is_sent_in_parts(serve: Serve, build_version: Builder) 
 
 
 def test_metrics_and_logs_name_the_route_and_no_id(
-    client: TestClient, caplog: pytest.LogCaptureFixture
+    serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
+    client = serve()
     caplog.set_level(logging.DEBUG)
     series = read_samples(client).keys()
     for id_ in (*RECORDS, "patient-17", "patient/18"):

@@ -1,7 +1,6 @@
 import asyncio
 import json
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import prometheus_client
@@ -13,8 +12,6 @@ from service.observe.metrics import Metrics
 from tests.conftest import Builder, make_records
 from tests.service.conftest import (
     ADMIN,
-    BLOCKED,
-    BlockingEncoder,
     Serve,
     read_samples,
     sample,
@@ -22,6 +19,12 @@ from tests.service.conftest import (
 
 QUERY = {"query": "高血压"}
 STAGES = ("cache", "queue", "tokenize", "encode", "search", "fetch", "total")
+
+
+@pytest.fixture
+def client(serve: Serve) -> TestClient:
+    """An application that has counted nothing."""
+    return serve()
 
 
 def requests(client: TestClient, route: str, status: int) -> float:
@@ -74,19 +77,6 @@ def test_unknown_paths_share_one_label(client: TestClient) -> None:
         client.get(f"/nowhere/{i}")
     assert read_samples(client).keys() == series
     assert requests(client, "unmatched", 404) == 21
-
-
-def test_requests_in_flight_are_counted(serve: Serve) -> None:
-    encoder = BlockingEncoder()
-    client = serve(encoder)
-    with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(client.post, "/search", json={"query": BLOCKED})
-        assert encoder.entered.wait(30)
-        # The request for the metrics is in flight, too.
-        assert sample(client, "care_http_requests_in_flight") == 2
-        encoder.release.set()
-        assert pending.result().status_code == 200
-    assert sample(client, "care_http_requests_in_flight") == 1
 
 
 def test_stages_and_cache_lookups_are_counted_by_query(client: TestClient) -> None:

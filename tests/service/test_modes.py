@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from core.breaker import UnavailableError
 from core.encoders import Encoding
-from core.manifest import Chunking, IndexManifest
+from core.manifest import IndexManifest
 from stores.lexical import LexicalIndex
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
@@ -124,25 +124,6 @@ def test_lexical_search_does_not_encode(serve: Serve, fused: IndexManifest) -> N
     assert answer["hits"][0]["id"] == "d0007"
 
 
-def test_queries_of_a_batch_have_modes_of_their_own(client: TestClient) -> None:
-    modes = ["lexical", "dense", "hybrid", "lexical"]
-    queries = [{"query": QUERY, "mode": mode} for mode in modes]
-    results = client.post("/search/batch", json={"queries": queries}).json()["results"]
-    assert [result["mode"] for result in results] == modes
-    for mode, result in zip(modes, results, strict=True):
-        assert scores(result) == pytest.approx(scores(search(client, mode=mode)), abs=1e-6)
-
-
-@pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
-def test_filters_and_min_score_hold_in_each_mode(client: TestClient, mode: str) -> None:
-    departments = {r["_id"]: r["metadata"]["department"] for r in make_records(60)}
-    every = search(client, mode=mode, top_k=60, filter={"department": "儿科"})
-    assert {departments[id_] for id_ in scores(every)} == {"儿科"}
-    limit = every["hits"][4]["score"]
-    kept = search(client, mode=mode, top_k=60, filter={"department": "儿科"}, min_score=limit)
-    assert scores(kept) == {id_: s for id_, s in scores(every).items() if s >= limit}
-
-
 @pytest.mark.parametrize("error", [ValueError("damaged"), UnavailableError()])
 def test_if_the_full_text_fails_the_vectors_answer(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -210,10 +191,6 @@ def test_an_index_without_full_text_has_one_mode(
     assert search(client)["mode"] == "dense"
 
 
-def test_an_unknown_mode_is_an_error(client: TestClient) -> None:
-    assert search(client, status=422, mode="sparse")["errors"][0]["field"] == "mode"
-
-
 def test_a_departed_client_stops_both_channels(serve: Serve, fused: IndexManifest) -> None:
     encoder = BlockingEncoder()
     client = serve(encoder)
@@ -222,20 +199,3 @@ def test_a_departed_client_stops_both_channels(serve: Serve, fused: IndexManifes
     encoder.release.set()
     assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")
     assert search(client)["failed_channels"] == []
-
-
-def test_chunks_are_collapsed_in_each_mode(serve: Serve, build_version: Builder) -> None:
-    records = [
-        {"_id": f"d{i}", "text": f"高血压第{i}号患者少吃盐。" * 3 + "糖尿病患者少吃糖。" * 3}
-        for i in range(12)
-    ]
-    build_version(records, fusion={"lexical": WEIGHT}, chunking=Chunking(tokens=24))
-    client = serve()
-    for mode in ("dense", "lexical", "hybrid"):
-        hits = search(client, mode=mode, collapse=True)["hits"]
-        assert len(hits) == len({hit["parent"] for hit in hits}) == 10
-        every = search(client, mode=mode, top_k=1000)["hits"]
-        best: dict[str, float] = {}
-        for hit in every:
-            best.setdefault(hit["parent"], hit["score"])
-        assert {hit["parent"]: hit["score"] for hit in hits}.items() <= best.items()

@@ -61,19 +61,12 @@ def test_vectors_are_truncated_and_then_normalized(client: TestClient, dimension
     assert np.linalg.norm(data["embedding"]) == pytest.approx(1, abs=1e-6)
 
 
-def test_base64_encodes_the_same_numbers(client: TestClient) -> None:
-    (plain,) = embed(client, input=TEXTS[0])["data"]
-    (packed,) = embed(client, input=TEXTS[0], encoding_format="base64")["data"]
-    vector = np.frombuffer(base64.b64decode(packed["embedding"]), dtype="<f4")
-    np.testing.assert_array_equal(vector, np.array(plain["embedding"], dtype=np.float32))
-
-
 @pytest.mark.parametrize("encoding_format", ["float", "base64"])
-@pytest.mark.parametrize("count", [1, 15, 16, 17, 64, 65, 1000, 2048])
+@pytest.mark.parametrize("count", [1, 16, 17, 64, 65, 2048])
 def test_openais_client_gets_a_vector_for_each_text_in_order(
     client: TestClient, count: int, encoding_format: Any
 ) -> None:
-    """2048 texts are OpenAI's limit, 1000 the batch size of LangChain's `OpenAIEmbeddings`."""
+    """2048 texts are OpenAI's limit."""
     texts = [f"第{i}问" for i in range(count)]
     answer = openai_client(client).embeddings.create(
         model="care-mini", input=texts, encoding_format=encoding_format
@@ -90,6 +83,7 @@ def test_openais_client_gets_a_vector_for_each_text_in_order(
 
 
 def test_texts_of_the_greatest_length_are_encoded_too(client: TestClient) -> None:
+    """1000 is the batch size of LangChain's `OpenAIEmbeddings`."""
     texts = [f"{i}{'长' * 1000}" for i in range(1000)]
     answer = openai_client(client).embeddings.create(model="care-mini", input=texts)
     assert len(answer.data) == 1000

@@ -94,16 +94,6 @@ def test_a_query_past_its_deadline_gets_504_and_is_not_encoded(
     assert sample(client, "care_rejections_total", reason="deadline") == 1
 
 
-def test_the_default_deadline_is_that_of_the_settings(
-    serve: Serve, encoder: BlockingEncoder
-) -> None:
-    client = serve(encoder, timeout_ms=30)
-    with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(client.post, "/search", json={"query": BLOCKED})
-        assert pending.result().status_code == 504
-        encoder.release.set()
-
-
 @pytest.mark.parametrize("value", ["0", "-1", "60001", "soon", "1.5", ""])
 def test_an_invalid_deadline_is_rejected(client: TestClient, value: str) -> None:
     response = client.post("/search", json=QUERY, headers={"X-Request-Timeout-Ms": value})
@@ -122,15 +112,6 @@ def test_equal_queries_in_flight_are_computed_once(serve: Serve, encoder: Blocki
         answers = [pending.result().json()["hits"] for pending in same]
     assert encoder.texts_seen == seen + 2
     assert all(answer == answers[0] for answer in answers)
-
-
-def test_equal_queries_of_one_batch_are_computed_once(serve: Serve) -> None:
-    encoder = BlockingEncoder()
-    client = serve(encoder)
-    seen = encoder.texts_seen
-    response = client.post("/search/batch", json={"queries": [QUERY] * 5})
-    assert len({str(result["hits"]) for result in response.json()["results"]}) == 1
-    assert encoder.texts_seen == seen + 1
 
 
 def test_a_shared_flight_survives_one_of_its_waiters(

@@ -86,12 +86,6 @@ async def test_a_bucket_at_ten_queries_a_second(burst: int, steps: Steps) -> Non
         assert await admit_all(limiter, costs) == waits
 
 
-async def test_each_name_has_its_own_bucket() -> None:
-    limiter = RateLimiter(10, 1, None, Clock())
-    assert await admit_all(limiter, [1, 1], "a") == [0, 0.1]
-    assert await admit_all(limiter, [1, 1], "b") == [0, 0.1]
-
-
 @pytest.mark.parametrize("rate", [3, 7, 0.3, 999.9, 33_333])
 async def test_queries_at_the_rate_are_admitted(rate: float) -> None:
     clock = Clock()

@@ -1,7 +1,5 @@
 from typing import Any
 
-from fastapi.testclient import TestClient
-
 from tests.encoders import BigramEncoder
 from tests.service.conftest import Serve
 
@@ -34,13 +32,3 @@ def test_only_cache_misses_are_encoded(serve: Serve) -> None:
     results = client.post("/search/batch", json={"queries": QUERIES}).json()["results"]
     assert [result["cached"] for result in results] == [False, True, False, False]
     assert encoder.texts_seen == seen + 3
-
-
-def test_a_batch_may_be_as_long_as_the_limit(serve: Serve) -> None:
-    response = serve(max_batch=3).post("/search/batch", json={"queries": QUERIES[:3]})
-    assert len(response.json()["results"]) == 3
-
-
-def test_all_results_of_a_batch_name_the_same_version(client: TestClient) -> None:
-    results = client.post("/search/batch", json={"queries": QUERIES}).json()["results"]
-    assert len({result["index"]["version"] for result in results}) == 1

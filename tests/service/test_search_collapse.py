@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.documents import DocumentReader
-from core.manifest import Chunking, IndexManifest
+from core.manifest import Chunking
 from core.types import Query, RowArray
+from core.versions import read_manifest
 from search.fusion import RankedList
 from search.limits import HitLimits, search_limited
+from search.snapshot import Snapshot
 from tests.conftest import SUBJECTS, Builder
 from tests.service.conftest import Serve, by_row, exact_scores, post_search, ranking
 
@@ -40,21 +43,16 @@ def long_records(count: int, sentences: int = 12) -> list[dict[str, Any]]:
     return records
 
 
-@pytest.fixture
-def manifest(build_version: Builder) -> IndexManifest:
-    """An index of chunks; those of one document are nearest to the query."""
-    return build_version(long_records(40), chunking=CHUNKING)
+@pytest.fixture(scope="module")
+def client(over: Callable[..., TestClient]) -> TestClient:
+    """An application over chunks; those of one document are nearest to the query."""
+    return over(long_records(40), chunking=CHUNKING)
 
 
 @pytest.fixture
-def folder(settings: Any, manifest: IndexManifest) -> Path:
-    path: Path = settings.indexes / "test" / manifest.version
-    return path
-
-
-@pytest.fixture
-def client(serve: Serve, manifest: IndexManifest) -> TestClient:
-    return serve()
+def folder(client: TestClient) -> Path:
+    index: Snapshot = client.app.state.service.catalog.served.index  # type: ignore[attr-defined]
+    return index.segment.folder
 
 
 def best_chunks(folder: Path, **metadata: str) -> dict[str, float]:
@@ -114,14 +112,6 @@ def test_collapse_works_with_filters_and_min_score(client: TestClient, folder: P
         assert {hit["metadata"]["department"] for hit in hits} <= {"骨科"}
 
 
-def test_collapse_is_part_of_the_cache_key(client: TestClient) -> None:
-    plain, collapsed = search(client), search(client, collapse=True)
-    assert plain["hits"] != collapsed["hits"]
-    for answer, body in ((plain, {}), (collapsed, {"collapse": True})):
-        again = search(client, **body)
-        assert (again["cached"], again["hits"]) == (True, answer["hits"])
-
-
 def test_collapse_is_set_for_each_query_of_a_batch(client: TestClient) -> None:
     queries = [{"query": QUERY}, {"query": QUERY, "collapse": True}]
     results = client.post("/search/batch", json={"queries": queries}).json()["results"]
@@ -145,17 +135,10 @@ def test_collapse_finds_all_documents_in_a_graph(serve: Serve, build_version: Bu
         assert len({hit["parent"] for hit in hits}) == len(hits) == top_k
 
 
-def test_get_index_describes_the_chunking(client: TestClient, manifest: IndexManifest) -> None:
+def test_get_index_describes_the_chunking(client: TestClient, folder: Path) -> None:
     index = client.get("/index").json()
     assert index["chunking"] == {"tokens": 40, "overlap": 10}
-    assert (index["documents"], index["count"]) == (40, manifest.count)
-
-
-@pytest.mark.parametrize("value", [1, "true"])
-def test_collapse_is_a_boolean(client: TestClient, value: object) -> None:
-    response = client.post("/search", json={"query": QUERY, "collapse": value})
-    assert response.status_code == 422
-    assert response.json()["errors"][0]["field"] == "collapse"
+    assert (index["documents"], index["count"]) == (40, read_manifest(folder).count)
 
 
 class _Chunks:

@@ -1,5 +1,6 @@
 """No caller sees a document outside of its grants, whatever is asked and cached."""
 
+import shutil
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -10,27 +11,35 @@ from httpx2 import Response
 from pydantic import SecretStr
 
 from core.documents import DocumentReader
-from core.manifest import Chunking
+from core.manifest import Chunking, IndexManifest
 from search import query as query_checks
 from service.access.api_keys import new_key
 from service.pipeline import cache, engine
 from service.routes import documents
-from tests.conftest import Builder
+from service.settings import Settings
 from tests.redis_server import run_redis
-from tests.service.conftest import Serve
+from tests.service.conftest import Serve, build_in
 from tests.service.visibility import Attack, records
 
 STEPS = 150
 CACHES = [{}, {"cache_entries": 0}, {"cache_entries": 3}]
 
 
+@pytest.fixture(scope="module")
+def built_versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[IndexManifest]]:
+    folder = tmp_path_factory.mktemp("versions")
+    options: list[dict[str, Any]] = [{"fusion": {"lexical": 0.5}}]
+    options += [{"chunking": Chunking(tokens=40, overlap=10)}, {"name": "other"}]
+    made = [build_in(folder, records(n), **one)[1] for n, one in enumerate(options, start=1)]
+    return folder / "indexes", made
+
+
 @pytest.fixture
-def versions(build_version: Builder, tmp_path: Path) -> list[Path]:
+def versions(built_versions: tuple[Path, list[IndexManifest]], settings: Settings) -> list[Path]:
     """Two versions of one index, the second one of chunks, and the version of another index."""
-    first = build_version(records(1), fusion={"lexical": 0.5})
-    second = build_version(records(2), chunking=Chunking(tokens=40, overlap=10))
-    other = build_version(records(3), name="other")
-    return [tmp_path / "indexes" / each.name / each.version for each in (first, second, other)]
+    indexes, made = built_versions
+    shutil.copytree(indexes, settings.indexes)
+    return [settings.indexes / each.name / each.version for each in made]
 
 
 def attack(

@@ -29,11 +29,6 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
-def live(tmp_path: Path, manifest: IndexManifest) -> HeldLive:
-    return HeldLive(tmp_path)
-
-
-@pytest.fixture
 def writer(live: HeldLive, tmp_path: Path) -> Iterator[str]:
     """The socket of a writer."""
     with running_writer(tmp_path, Writer(live, 1 << 20)) as path:
@@ -163,27 +158,27 @@ def test_a_document_can_be_required_to_be_new(client: TestClient) -> None:
         assert client.put(DOCUMENTS, json=body, headers=headers).status_code == 422
 
 
-@pytest.mark.parametrize(
-    "content_type",
-    ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "text/json"],
-)
-def test_other_types_are_refused(client: TestClient, live: HeldLive, content_type: str) -> None:
-    headers = {"Content-Type": content_type} if content_type else {}
-    content = json.dumps(NEW)
+def test_other_types_are_refused(client: TestClient, live: HeldLive) -> None:
     asks: list[tuple[str, str, Any]] = [
-        ("PUT", DOCUMENTS, content),
+        ("PUT", DOCUMENTS, json.dumps(NEW)),
         ("POST", "/documents/delete", '{"ids": ["d0001"]}'),
         ("PATCH", "/documents/d0001", '{"metadata": {}}'),
     ]
-    for method, path, body in asks:
-        answer = client.request(method, path, content=body.encode(), headers=headers)
-        assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+    for content_type in (
+        *("", "text/plain", "application/x-www-form-urlencoded"),
+        *("multipart/form-data", "text/json"),
+    ):
+        headers = {"Content-Type": content_type} if content_type else {}
+        for method, path, body in asks:
+            answer = client.request(method, path, content=body.encode(), headers=headers)
+            found = answer.status_code, answer.json()["code"]
+            assert found == (415, "unsupported_media_type"), (content_type, path)
     assert not live.writes
 
 
-@pytest.mark.parametrize(
-    ("content", "status", "code"),
-    [
+def test_malformed_and_long_bodies_are_refused(serve: Serve, writer: str, live: HeldLive) -> None:
+    client = serve(writer=writer, max_documents=5, max_body_bytes=50_000)
+    for content, status, code in (
         ("", 422, "invalid_request"),
         ("[]", 422, "invalid_request"),
         ("{", 400, "invalid_json"),
@@ -194,35 +189,25 @@ def test_other_types_are_refused(client: TestClient, live: HeldLive, content_typ
         ("[{}, {}, {}, {}, {}, {}]", 422, "batch_too_large"),
         (f"[{'[],' * 2000}[]]", 413, "body_too_long"),
         (json.dumps(NEW | {"text": "a" * 100_000}), 413, "body_too_long"),
-    ],
-)
-def test_malformed_and_long_bodies_are_refused(
-    serve: Serve, writer: str, live: HeldLive, content: str, status: int, code: str
-) -> None:
-    client = serve(writer=writer, max_documents=5, max_body_bytes=50_000)
-    answer = client.put(DOCUMENTS, content=content.encode(), headers=JSON)
-    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    ):
+        answer = client.put(DOCUMENTS, content=content.encode(), headers=JSON)
+        assert (answer.status_code, answer.json()["code"]) == (status, code), content[:99]
     assert not live.writes
 
 
-@pytest.mark.parametrize(
-    ("content", "status", "code"),
-    [
+def test_accepted_lines_are_one_request(serve: Serve, writer: str, live: HeldLive) -> None:
+    client = serve(writer=writer, max_documents=5)
+    for content, status, code in (
         ("\n \n", 422, "invalid_request"),
         ('{"_id": "1"}\n\n{"text": "secret', 400, "invalid_json"),
         ("[1]", 422, "invalid_request"),
         ("{}\n" * 6, 422, "batch_too_large"),
-    ],
-)
-def test_accepted_lines_are_one_request(
-    serve: Serve, writer: str, live: HeldLive, content: str, status: int, code: str
-) -> None:
-    client = serve(writer=writer, max_documents=5)
-    answer = client.put(f"{DOCUMENTS}?wait=accepted", content=content.encode(), headers=NDJSON)
-    assert (answer.status_code, answer.json()["code"]) == (status, code)
-    if code == "invalid_json":
-        assert answer.json()["errors"][0]["field"] == "line.3"
-    assert "secret" not in answer.text
+    ):
+        answer = client.put(f"{DOCUMENTS}?wait=accepted", content=content.encode(), headers=NDJSON)
+        assert (answer.status_code, answer.json()["code"]) == (status, code), content
+        if code == "invalid_json":
+            assert answer.json()["errors"][0]["field"] == "line.3"
+        assert "secret" not in answer.text
     assert not live.writes
 
 
@@ -329,16 +314,9 @@ def test_an_encoder_that_fails_stops_neither_deletes_nor_metadata(
     assert client.put(DOCUMENTS, json=NEW).json()["added"] == 1
 
 
-def test_a_wrong_method_is_told_which_the_path_answers(client: TestClient) -> None:
-    def allowed(path: str) -> str:
-        answer = client.request("TRACE", path)
-        assert answer.status_code == 405
-        return answer.headers["Allow"]
-
-    assert allowed("/documents/d0001") == "DELETE, GET, HEAD, PATCH"
-    assert allowed("/indexes/test/documents/d0001") == "DELETE, GET, HEAD, PATCH"
-    assert allowed("/documents/delete") == "POST"
-    assert allowed("/documents") == "GET, HEAD, PUT"
+def test_a_wrong_method_is_told_that_the_path_answers_post(client: TestClient) -> None:
+    answer = client.request("TRACE", "/documents/delete")
+    assert (answer.status_code, answer.headers["Allow"]) == (405, "POST")
 
 
 def test_the_deadline_of_a_write_does_not_stop_it(client: TestClient, live: HeldLive) -> None:

@@ -11,7 +11,6 @@ from pydantic import SecretStr
 
 from care.writer import Writer
 from core.conditions import parse_filter
-from core.manifest import IndexManifest
 from service.access.api_keys import new_key
 from tests.service.conftest import Serve
 from tests.service.live import HeldLive, running_writer
@@ -25,11 +24,6 @@ WRITES: list[tuple[str, str, Any]] = [
     ("PATCH", "/documents/d0001", {"metadata": {}}),
     ("GET", "/writes/none", None),
 ]
-
-
-@pytest.fixture
-def live(tmp_path: Path, manifest: IndexManifest) -> HeldLive:
-    return HeldLive(tmp_path)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import tarfile
 import time
 import zipfile
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import docx
@@ -53,19 +54,16 @@ def with_prolog(path: Path, part: str, prolog: str, encoding: str) -> None:
             package.writestr(name, content)
 
 
-@pytest.mark.parametrize("prolog", [BOMB, FILE_ENTITY])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 @pytest.mark.parametrize(
     ("name", "part"), [("a.docx", "word/document.xml"), ("a.xlsx", "xl/worksheets/sheet1.xml")]
 )
-def test_office_documents_with_entities_are_refused(
-    tmp_path: Path, name: str, part: str, prolog: str, encoding: str
-) -> None:
-    path = office(tmp_path / name)
-    assert read(path).texts == ["多喝水"]
-    with_prolog(path, part, prolog, encoding)
-    with raises(CorpusError, "unsafe_file", path=path):
-        read(path)
+def test_office_documents_with_entities_are_refused(tmp_path: Path, name: str, part: str) -> None:
+    assert read(office(tmp_path / name)).texts == ["多喝水"]
+    for prolog, encoding in product((BOMB, FILE_ENTITY), ("utf-8", "utf-16")):
+        path = office(tmp_path / f"hostile-{name}")
+        with_prolog(path, part, prolog, encoding)
+        with raises(CorpusError, "unsafe_file", path=path):
+            read(path)
 
 
 @pytest.mark.parametrize("name", ["a.docx", "a.xlsx", "a.zip"])
