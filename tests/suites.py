@@ -46,17 +46,21 @@ def file_markers(path: Path) -> set[str]:
 
 
 def named_markers(path: Path) -> set[str]:
-    """Returns the markers that a file names."""
-    return set(_MARKER.findall(path.read_text(encoding="utf-8")))
+    """Returns the markers that a file, or one of the test files in a folder, names."""
+    files = path.rglob("test_*.py") if path.is_dir() else [path]
+    return {name for file in files for name in _MARKER.findall(file.read_text(encoding="utf-8"))}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignores files whose tests a marker expression does not select, without importing them."""
+    """Ignores files and folders whose tests a marker expression does not select, without importing
+    them or their conftest.py.
+    """
     expression = config.option.markexpr
     excluded, wanted = excluded_markers(expression), wanted_markers(expression)
     if excluded and file_markers(collection_path) & excluded:
         return True
-    if wanted and collection_path.match("test_*.py"):
+    has_conftest = (collection_path / "conftest.py").is_file()
+    if wanted and (has_conftest or collection_path.match("test_*.py")):
         return None if named_markers(collection_path) & wanted else True
     return None
 

@@ -95,7 +95,7 @@ def check_image(url: str, _: Path) -> None:
     subprocess.run(command, env=variables, check=True, timeout=60)
 
 
-@pytest.fixture(params=["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "socks"])
+@pytest.fixture(params=["http_proxy", "ALL_PROXY", "socks"])
 def proxied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The targets that reach the proxy of the environment."""
     for name in VARIABLES:
@@ -111,7 +111,16 @@ def proxied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("client", [*FOLLOWING, trace, open_, diagnose, check_image])
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize(
+    ("proxied", "host"),
+    [
+        ("http_proxy", "127.0.0.1"),
+        ("ALL_PROXY", "127.0.0.1"),
+        ("ALL_PROXY", "localhost"),
+        ("socks", "127.0.0.1"),
+    ],
+    indirect=["proxied"],
+)
 def test_requests_to_this_machine_pass_through_no_proxy(
     proxied: list[str], client: Callable[[str, Path], None], host: str, tmp_path: Path
 ) -> None:

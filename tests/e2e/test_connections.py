@@ -5,7 +5,9 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,6 +19,7 @@ from tests.e2e.services import wait_until
 
 pytestmark = pytest.mark.e2e
 
+QUERIES = {"queries": [{"query": f"第{i}个病人夜里咳嗽怎么办"} for i in range(64)]}
 BODY = json.dumps({"queries": [{"query": f"咳嗽{i}", "top_k": 400} for i in range(64)]}).encode()
 POST = b"POST /search/batch HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 BATCH = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
@@ -51,16 +54,27 @@ def until(url: str, name: str, least: float) -> None:
     wait_until(lambda: metric(url, name) >= least)
 
 
-def test_an_aborted_upload_is_no_error(indexes: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with service(indexes, LOG_LEVEL="info") as running:
-        with connect(running.url) as client:
-            client.sendall(POST + b"Content-Length: 9\r\n\r\na")
-            until(running.url, "care_http_requests_in_flight", 2)
-        until(running.url, 'care_rejections_total{reason="departed"}', 1)
-        assert running.stop() == 0
-    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
-    assert {line["level"] for line in lines} == {"info"}, lines
-    assert [line["status"] for line in lines if line["message"] == "request"] == [499]
+def test_sigterm_stops_the_service_after_its_requests_complete(indexes: Path) -> None:
+    settings = {"CACHE_ENTRIES": "0", "DRAIN_SECONDS": "1"}
+    with (
+        service(indexes, **settings) as running,
+        httpx2.Client(base_url=running.url, timeout=60) as client,
+        ThreadPoolExecutor(5) as pool,
+    ):
+        post = partial(client.post, "/search/batch", json=QUERIES)
+        assert client.get("/health/ready").status_code == 200
+        before = [pool.submit(post) for _ in range(4)]
+        # A batch has been admitted: more tokens than the 512 of a readiness check.
+        until(running.url, "care_admitted_tokens_total", 513)
+        running.process.send_signal(signal.SIGTERM)
+        after = pool.submit(post)
+        ready = client.get("/health/ready")
+        assert (ready.status_code, ready.json()["code"]) == (503, "shutting_down")
+        assert client.get("/health/live").status_code == 200
+        assert [pending.result().status_code for pending in (*before, after)] == [200] * 5
+        assert running.process.wait(30) == 0
+        with pytest.raises(httpx2.ConnectError):
+            client.get("/")
 
 
 def test_sigterm_ends_the_service_whatever_clients_do(indexes: Path) -> None:

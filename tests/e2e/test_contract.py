@@ -39,7 +39,7 @@ def closed_url(indexes: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @schema.parametrize()
 @settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -21,7 +21,7 @@ CUT_OFF = ("100 clients that do not read", "100 slow heads", "100 slow bodies")
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an index with many values in many fields."""
-    return build_index(tmp_path_factory.mktemp("hostile"), documents=2000)
+    return build_index(tmp_path_factory.mktemp("hostile"), documents=1000)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_clients_that_neither_send_nor_read_are_bounded(service: Victim, name: s
 
 
 @settings(
-    max_examples=200,
+    max_examples=100,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -90,47 +90,51 @@ def test_a_chosen_value_filters_the_hits(page: Page) -> None:
     expect(page.locator(".hits li[data-id]:has-text('儿科')")).to_have_count(10)
 
 
-def test_an_example_question_can_be_clicked(page: Page) -> None:
-    page.locator(".example").first.click()
-    expect(page.locator(".hits li[data-id]")).to_have_count(10)
-
-
-def test_values_of_every_filter_field_can_be_chosen(browser: Browser, tmp_path: Path) -> None:
-    """Text, whole numbers and booleans, which keep their types; fields without a Chinese name."""
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a service of index 'fields', with values of all kinds, and of index 'tiny'."""
+    folder = tmp_path_factory.mktemp("small")
     records = make_records(12)
     for i, record in enumerate(records):
         record["metadata"] |= {"year": 2020 + i % 3, "ward": f"{i % 2}"}
-    with running_service(build_index(tmp_path, "fields", records), "fields") as service:
-        page = browser.new_page(viewport={"width": 1280, "height": 800}, locale="zh-CN")
-        page.goto(service.url)
-        ask(page, "发热")
-        hits = page.locator(".hits li[data-id]")
+    build_index(folder, "fields", records)
+    tiny = [one | {"_id": f"tiny-{i}"} for i, one in enumerate(make_records(3))]
+    with running_service(build_index(folder, "tiny", tiny), "fields") as service:
+        yield service.url
+
+
+def test_values_of_every_filter_field_can_be_chosen(browser: Browser, small: str) -> None:
+    """Text, whole numbers and booleans, which keep their types; fields without a Chinese name."""
+    page = browser.new_page(viewport={"width": 1280, "height": 800}, locale="zh-CN")
+    page.goto(small)
+    ask(page, "发热")
+    hits = page.locator(".hits li[data-id]")
+    expect(hits).to_have_count(10)
+    for field, value, count in (("rare", "true", 1), ("ward", '"0"', 6), ("tags", '"组1"', 3)):
+        box = page.locator(f'input[data-field="{field}"]').and_(
+            page.locator(f"input[data-value={json.dumps(value, ensure_ascii=False)}]")
+        )
+        if not box.is_visible():
+            page.locator(f'details[data-field="{field}"] summary').click()
+        box.check()
+        expect(hits).to_have_count(count)
+        page.locator("#clear-filters").click()
         expect(hits).to_have_count(10)
-        for field, value, count in (("rare", "true", 1), ("ward", '"0"', 6), ("tags", '"组1"', 3)):
-            box = page.locator(f'input[data-field="{field}"]').and_(
-                page.locator(f"input[data-value={json.dumps(value, ensure_ascii=False)}]")
-            )
-            if not box.is_visible():
-                page.locator(f'details[data-field="{field}"] summary').click()
-            box.check()
-            expect(hits).to_have_count(count)
-            page.locator("#clear-filters").click()
-            expect(hits).to_have_count(10)
-        page.locator('details[data-field="year"] summary').click()
-        with page.expect_request("**/search") as sent:
-            page.get_by_label("从", exact=True).fill("2022")
-            page.keyboard.press("Enter")
-        assert body_of(sent.value)["filter"] == {"year": {"gte": 2022}}
-        expect(hits).to_have_count(4)
-        with page.expect_request("**/search") as sent:
-            page.get_by_label("到", exact=True).fill("2021")
-            page.keyboard.press("Enter")
-        assert body_of(sent.value)["filter"] == {"year": {"gte": 2022, "lte": 2021}}
-        expect(hits).to_have_count(0)
-        page.get_by_role("button", name="去掉筛选条件后再试。").click()
-        expect(hits).to_have_count(10)
-        assert page.get_by_label("从", exact=True).input_value() == ""
-        page.close()
+    page.locator('details[data-field="year"] summary').click()
+    with page.expect_request("**/search") as sent:
+        page.get_by_label("从", exact=True).fill("2022")
+        page.keyboard.press("Enter")
+    assert body_of(sent.value)["filter"] == {"year": {"gte": 2022}}
+    expect(hits).to_have_count(4)
+    with page.expect_request("**/search") as sent:
+        page.get_by_label("到", exact=True).fill("2021")
+        page.keyboard.press("Enter")
+    assert body_of(sent.value)["filter"] == {"year": {"gte": 2022, "lte": 2021}}
+    expect(hits).to_have_count(0)
+    page.get_by_role("button", name="去掉筛选条件后再试。").click()
+    expect(hits).to_have_count(10)
+    assert page.get_by_label("从", exact=True).input_value() == ""
+    page.close()
 
 
 def test_an_error_is_shown_in_chinese_and_without_hits(page: Page) -> None:
@@ -188,15 +192,6 @@ def test_score_bars_differ_within_one_response(page: Page) -> None:
     assert widths == sorted(widths, reverse=True)
     assert widths[0] == 100
     assert 0 < widths[-1] < 50
-
-
-def test_the_page_searches_an_index_of_three_documents(browser: Browser, tmp_path: Path) -> None:
-    with running_service(build_index(tmp_path, "tiny", make_records(3)), "tiny") as service:
-        page = browser.new_page()
-        page.goto(service.url)
-        ask(page, "发热")
-        expect(page.locator(".hits li[data-id]")).to_have_count(3)
-        page.close()
 
 
 @contextmanager
@@ -290,16 +285,15 @@ def test_markup_in_a_query_is_not_rendered(page: Page) -> None:
     assert page.title() != "run"
 
 
-def test_the_page_fits_a_phone_and_keeps_the_query_out_of_the_url(page: Page) -> None:
+def test_the_page_fits_a_phone_names_its_index_and_keeps_the_query_out_of_the_url(
+    page: Page,
+) -> None:
     ask(page, "咳嗽一直不好")
     expect(page.locator(".hits li[data-id]")).to_have_count(10)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert "咳嗽" not in page.evaluate("decodeURIComponent(location.href)")
     assert page.evaluate("localStorage.length + sessionStorage.length") == 0
     assert page.title() == "医学文本检索"
-
-
-def test_the_footer_names_the_index(page: Page) -> None:
     expect(page.locator("#index-info")).to_contain_text("sample")
     expect(page.locator("#index-info")).to_contain_text("care-mini")
 
@@ -336,23 +330,20 @@ def test_the_api_page_asks_for_an_api_key(browser: Browser, closed_url: str) -> 
     page.close()
 
 
-def test_another_index_can_be_chosen_and_stays_chosen(browser: Browser, tmp_path: Path) -> None:
-    for name in ("first", "second"):
-        records = [one | {"_id": f"{name}-{i}"} for i, one in enumerate(make_records(8))]
-        indexes = build_index(tmp_path, name, records)
-    with running_service(indexes, "first") as service:
-        page = browser.new_page(locale="zh-CN", viewport={"width": 1280, "height": 800})
-        page.goto(service.url)
-        ask(page, "高血压患者的护理")
-        hit = page.locator(".hits li[data-id]").first
-        expect(hit).to_have_attribute("data-id", re.compile("^first-"))
-        with page.expect_response("**/indexes/second/search"):
-            page.get_by_label("索引", exact=True).select_option("second")
-        expect(hit).to_have_attribute("data-id", re.compile("^second-"))
-        expect(page.locator("#index-info")).to_contain_text("second")
-        page.reload()
-        expect(hit).to_have_attribute("data-id", re.compile("^second-"))
-        page.get_by_role("button", name="复制链接").wait_for()
-        page.get_by_label("索引", exact=True).select_option("first")
-        expect(hit).to_have_attribute("data-id", re.compile("^first-"))
-        page.close()
+def test_another_index_can_be_chosen_and_stays_chosen(browser: Browser, small: str) -> None:
+    page = browser.new_page(locale="zh-CN", viewport={"width": 1280, "height": 800})
+    page.goto(small)
+    ask(page, "高血压患者的护理")
+    hits = page.locator(".hits li[data-id]")
+    expect(hits.first).to_have_attribute("data-id", re.compile("^d"))
+    with page.expect_response("**/indexes/tiny/search"):
+        page.get_by_label("索引", exact=True).select_option("tiny")
+    expect(hits.first).to_have_attribute("data-id", re.compile("^tiny-"))
+    expect(hits).to_have_count(3)
+    expect(page.locator("#index-info")).to_contain_text("tiny")
+    page.reload()
+    expect(hits.first).to_have_attribute("data-id", re.compile("^tiny-"))
+    page.get_by_role("button", name="复制链接").wait_for()
+    page.get_by_label("索引", exact=True).select_option("fields")
+    expect(hits.first).to_have_attribute("data-id", re.compile("^d"))
+    page.close()

@@ -74,13 +74,12 @@ def described(service: ServerProcess) -> dict[str, Any]:
     return dict(answer.json())
 
 
-@pytest.mark.parametrize("name", ["documents.arrow", "vectors.faiss"])
 def test_a_service_whose_file_is_truncated_starts_again_on_the_last_whole_version(
-    start: Start, root: Path, versions: list[str], name: str, capfd: pytest.CaptureFixture[str]
+    start: Start, root: Path, versions: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     service = start(WATCH_SECONDS="0", PORT=str(free_port()))
     assert described(service)["version"] == versions[1]
-    path = root / "indexes" / "test" / versions[1] / name
+    path = root / "indexes" / "test" / versions[1] / "documents.arrow"
     content = path.read_bytes()
     os.truncate(path, 0)
     with pytest.raises(httpx2.TransportError):

@@ -7,7 +7,7 @@ import nbclient
 import nbformat
 import pytest
 
-from tests.docs.test_commands import ROOT, make_checkout
+from tests.docs.sessions import ROOT, make_checkout
 
 pytestmark = [pytest.mark.train, pytest.mark.e2e]
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.e2e
 @pytest.mark.timeout(900)
 class TestLife(Life.TestCase):  # type: ignore[misc,valid-type]
     settings = settings(
-        max_examples=50,
+        max_examples=30,
         stateful_step_count=10,
         derandomize=True,
         deadline=None,

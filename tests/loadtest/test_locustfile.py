@@ -53,13 +53,12 @@ def test_a_missed_rate_fails(tmp_path: Path) -> None:
     assert _codes(run) == ["low_rate"]
 
 
-@pytest.mark.parametrize(("budget", "status"), [("0.01", 1), ("0.5", 0)])
-def test_an_exceeded_error_rate_fails(budget: str, status: int, tmp_path: Path) -> None:
+def test_an_exceeded_error_rate_fails(tmp_path: Path) -> None:
     """One request of three gets 429."""
     with served(KnownService(statuses=(200, 200, 429))) as url:
-        run = _locust(url, tmp_path, "--max-error-rate", budget)
-    assert run.returncode == status, run.stderr
-    assert _codes(run) == ["high_error_rate"] * status
+        run = _locust(url, tmp_path, "--max-error-rate", "0.01")
+    assert run.returncode == 1, run.stderr
+    assert _codes(run) == ["high_error_rate"]
     assert "code=429" in run.stdout + run.stderr
 
 

@@ -68,12 +68,10 @@ class Clusters:
             "all": self.uniform < 1,
             "50 %": self.uniform < 0.5,
             "30 %": self.uniform < 0.3,
-            "20 %": self.uniform < 0.2,
             "the query's half of the clusters": ~other_half,
             "the other half of the clusters": other_half,
             "all but the query's cluster": self.cluster != self.own[query],
             "one in a thousand": self.uniform < 0.001,
-            "the query's cluster": self.cluster == self.own[query],
             "a single row": np.arange(COUNT) == query,
         }
         return masks[kind]
@@ -179,7 +177,6 @@ def recall(clusters: Clusters, kind: str, k: int = K) -> float:
         ("the other half of the clusters", 0.99, 1, 9),
         ("all but the query's cluster", 0.99, 0, 9),
         ("30 %", 1, QUERIES, QUERIES),
-        ("20 %", 1, QUERIES, QUERIES),
         ("one in a thousand", 1, QUERIES, QUERIES),
     ],
 )
@@ -202,7 +199,6 @@ def test_a_selective_filter_on_a_graph_is_searched_exactly(
         ("all", 0.99, 0, 0),
         ("50 %", 0.99, 0, 0),
         ("30 %", 0.99, 0, QUERIES),
-        ("20 %", 0.99, 0, QUERIES),
         ("the query's half of the clusters", 0.99, 0, QUERIES),
         # The lists with the last neighbours are beyond those of the excluded documents.
         ("all but the query's cluster", 0.98, 0, QUERIES),
@@ -223,13 +219,13 @@ def test_a_selective_filter_on_inverted_lists_is_searched_exactly(
 
 
 @GRAPHS
-@pytest.mark.parametrize("k", [1, 100, 1000])
+@pytest.mark.parametrize("k", [1, 1000])
 def test_a_broad_filter_keeps_its_recall_at_other_depths(clusters: Clusters, k: int) -> None:
     assert recall(clusters, "50 %", k) >= 0.99
 
 
 @LISTS
-@pytest.mark.parametrize("k", [1, 100, 1000])
+@pytest.mark.parametrize("k", [1, 1000])
 @pytest.mark.parametrize("kind", ["all", "50 %"])
 def test_more_inverted_lists_are_scanned_for_more_hits(
     clusters: Clusters, kind: str, k: int
@@ -238,8 +234,8 @@ def test_more_inverted_lists_are_scanned_for_more_hits(
     assert recall(clusters, kind, k) >= 0.96
 
 
-@pytest.mark.parametrize("k", [1, K, 1000])
-@pytest.mark.parametrize("kind", ["one in a thousand", "the query's cluster", "a single row"])
+@pytest.mark.parametrize("k", [1, 1000])
+@pytest.mark.parametrize("kind", ["one in a thousand", "a single row"])
 def test_few_matching_rows_are_searched_exactly(
     clusters: Clusters, exact_searches: list[int], kind: str, k: int
 ) -> None:
@@ -269,7 +265,7 @@ def test_a_filter_that_matches_all_rows_changes_nothing(clusters: Clusters) -> N
     np.testing.assert_array_equal(free, filtered)
 
 
-@pytest.mark.parametrize("kind", ["all", "50 %", "one in a thousand"])
+@pytest.mark.parametrize("kind", ["all", "one in a thousand"])
 def test_concurrent_searches_give_the_same_hits(clusters: Clusters, kind: str) -> None:
     def search(query: int) -> list[list[float]]:
         # With different depths, to detect shared parameters.
@@ -294,7 +290,7 @@ def small_vectors() -> FloatArray:
     return truncate_normalize(vectors, DIMENSION)
 
 
-@pytest.mark.parametrize("share", [None, 1, 2, 100, SMALL])
+@pytest.mark.parametrize("share", [None, 2, SMALL])
 @pytest.mark.parametrize(
     ("factory", "parameters", "tolerance"),
     [
