@@ -292,4 +292,4 @@ class VectorStore(ABC):
         """Deletes what is stored elsewhere of the version in `folder`."""
 
     def delete(self, index: str) -> None:  # noqa: B027
-        """Deletes what is stored elsewhere of all versions of an index, which is not there then."""
+        """Deletes what is stored elsewhere of all versions of an index, and its entry there."""
