@@ -30,10 +30,12 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     /opt/care/bin/python care/gpu_builds.py --no-cache-dir -c constraints.txt ${GPU_PACKAGES} \
     && /opt/care/bin/pip install --no-cache-dir -c constraints.txt '.[files,jwt,rerank,tracing]'
 
+# EXTRAS: with distributed to encode on several pods by Ray.
 FROM source AS build-vllm
+ARG EXTRAS=vllm
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     /opt/care/bin/python care/gpu_builds.py --no-cache-dir -c constraints-vllm.txt \
-    && /opt/care/bin/pip install --no-cache-dir -c constraints-vllm.txt '.[vllm]'
+    && /opt/care/bin/pip install --no-cache-dir -c constraints-vllm.txt ".[${EXTRAS}]"
 
 FROM ${BASE_IMAGE} AS base
 RUN apt-get update \

@@ -1,9 +1,11 @@
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from care.cli.main import main
 from tests.conftest import make_records, write_jsonl
+from tests.deploy.manifests import KUSTOMIZATIONS, Kustomize, Objects, image_variables
 from tests.service.conftest import UNUSUAL_IDS
 
 
@@ -17,3 +19,25 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folders = ["--indexes", str(folder / "indexes"), "--builds", str(folder / "builds")]
     assert main([*arguments, *folders]) == 0
     return folder / "indexes"
+
+
+@pytest.fixture(scope="module")
+def kustomize(tmp_path_factory: pytest.TempPathFactory) -> Kustomize:
+    """Builds a kustomization by its name in KUSTOMIZATIONS, once for all tests."""
+
+    @cache
+    def build(name: str) -> Objects:
+        return KUSTOMIZATIONS[name](deploy=tmp_path_factory.mktemp(name) / "deploy")
+
+    return build
+
+
+@pytest.fixture
+def variables_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in image_variables().items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def example(kustomize: Kustomize) -> Objects:
+    return kustomize("example")

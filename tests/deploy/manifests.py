@@ -2,7 +2,8 @@
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,65 @@ def image_variables() -> dict[str, str]:
     return dict(
         re.findall(r"\b(CARE_\w+)=(\S+)", (ROOT / "Dockerfile").read_text().split("ENV")[1])
     )
+
+
+def pods(objects: Objects) -> list[Object]:
+    return [
+        pod(item) for (kind, _), item in objects.items() if kind in ("Deployment", "Job", "Pod")
+    ]
+
+
+def containers(spec: Object) -> list[Object]:
+    return [*spec.get("initContainers", ()), *spec["containers"]]
+
+
+Kustomize = Callable[[str], Objects]
+
+
+KUSTOMIZATIONS = {
+    "example": partial(render, "overlays/example"),
+    "example_indexer": partial(render, "overlays/example/indexer"),
+    "fetching": partial(
+        render,
+        "overlays/example",
+        components=["../../components/index-from-bucket"],
+        without=["../../components/wait-for-index"],
+    ),
+    "in_milvus": partial(
+        render,
+        "overlays/care-mini",
+        components=["../../components/index-in-milvus"],
+        without=["../../components/wait-for-index"],
+    ),
+    "with_writer": partial(
+        render,
+        "overlays/example",
+        components=["../../components/ingress", "../../components/one-writer"],
+    ),
+    "in_milvus_with_writer": partial(
+        render,
+        "overlays/care-mini",
+        components=["../../components/index-in-milvus", "../../components/one-writer"],
+        without=["../../components/wait-for-index"],
+    ),
+    "behind_ingress": partial(render, "overlays/example", components=["../../components/ingress"]),
+    "with_key_file": partial(render, "overlays/example", components=["../../components/api-keys"]),
+    "care_mini": partial(render, "overlays/care-mini"),
+    "care_8b": partial(render, "overlays/care-0.3b-8b"),
+    "indexer": partial(render, "indexer"),
+    "indexer_gpu": partial(render, "indexer-gpu"),
+    "on_ray": partial(
+        render, "overlays/example/indexer", components=["../../../components/index-on-ray"]
+    ),
+    "on_ray_to_milvus": partial(
+        render,
+        "overlays/care-mini",
+        components=["../../components/index-in-milvus", "../../components/index-on-ray"],
+        without=["../../components/wait-for-index"],
+    ),
+    "on_ray_with_gpus": partial(
+        render, "overlays/care-0.3b-8b", components=["../../components/index-on-ray"]
+    ),
+    "upload": partial(render, "upload"),
+    "upload_pairs": partial(render, "upload-pairs"),
+}

@@ -1,106 +1,36 @@
 import copy
 import os
 import re
-import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
-from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
 import yaml
 
-from models.pairs import list_pairs, load_pair
 from service.observe.metrics import Metrics
 from service.routes.search import public_routes
 from service.settings import Settings
-from tests.commands import parse
-from tests.deploy.manifests import Object, Objects, image_variables, pod, render
+from tests.deploy.manifests import (
+    KUSTOMIZATIONS,
+    Kustomize,
+    Object,
+    Objects,
+    containers,
+    image_variables,
+    pod,
+    pods,
+)
 from tests.deploy.rules import RULE_FILES
-from tests.deploy.tools import DEPLOY, PRIVATE, ROOT, find, run
+from tests.deploy.tools import DEPLOY, PRIVATE, find, run
 
-pytestmark = pytest.mark.deploy
+pytestmark = [pytest.mark.deploy, pytest.mark.usefixtures("variables_of_the_image")]
 
 KUBERNETES = DEPLOY / "kubernetes"
 VERSION = "1.37"
 # Kinds that operators define; Kubernetes has no schema for them.
 FOREIGN = {"ServiceMonitor", "PrometheusRule"}
-
-Kustomize = Callable[[str], Objects]
-
-
-KUSTOMIZATIONS = {
-    "example": partial(render, "overlays/example"),
-    "example_indexer": partial(render, "overlays/example/indexer"),
-    "fetching": partial(
-        render,
-        "overlays/example",
-        components=["../../components/index-from-bucket"],
-        without=["../../components/wait-for-index"],
-    ),
-    "in_milvus": partial(
-        render,
-        "overlays/care-mini",
-        components=["../../components/index-in-milvus"],
-        without=["../../components/wait-for-index"],
-    ),
-    "with_writer": partial(
-        render,
-        "overlays/example",
-        components=["../../components/ingress", "../../components/one-writer"],
-    ),
-    "in_milvus_with_writer": partial(
-        render,
-        "overlays/care-mini",
-        components=["../../components/index-in-milvus", "../../components/one-writer"],
-        without=["../../components/wait-for-index"],
-    ),
-    "behind_ingress": partial(render, "overlays/example", components=["../../components/ingress"]),
-    "with_key_file": partial(render, "overlays/example", components=["../../components/api-keys"]),
-    "care_mini": partial(render, "overlays/care-mini"),
-    "care_8b": partial(render, "overlays/care-0.3b-8b"),
-    "indexer": partial(render, "indexer"),
-    "indexer_gpu": partial(render, "indexer-gpu"),
-    "upload": partial(render, "upload"),
-    "upload_pairs": partial(render, "upload-pairs"),
-}
-
-
-@pytest.fixture(scope="module")
-def kustomize(tmp_path_factory: pytest.TempPathFactory) -> Kustomize:
-    """Builds a kustomization by its name in KUSTOMIZATIONS, once for all tests."""
-
-    @cache
-    def build(name: str) -> Objects:
-        return KUSTOMIZATIONS[name](deploy=tmp_path_factory.mktemp(name) / "deploy")
-
-    return build
-
-
-@pytest.fixture(autouse=True)
-def variables_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in image_variables().items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def example(kustomize: Kustomize) -> Objects:
-    return kustomize("example")
-
-
-def pods(objects: Objects) -> list[Object]:
-    return [
-        pod(item) for (kind, _), item in objects.items() if kind in ("Deployment", "Job", "Pod")
-    ]
-
-
-def containers(spec: Object) -> list[Object]:
-    return [*spec.get("initContainers", ()), *spec["containers"]]
 
 
 @pytest.mark.parametrize("name", KUSTOMIZATIONS)
@@ -322,117 +252,6 @@ def test_an_overlay_without_secrets_fails(tmp_path: Path) -> None:
     assert (result.returncode, "secrets.env" in result.stderr) == (1, True)
 
 
-def indexing(objects: Objects) -> Any:
-    """Returns the options of `care index` in a Job, with the variables of the image."""
-    (container,) = pod(objects["Job", "care-indexer"])["containers"]
-    command, options = parse(shlex.join([*container["command"], *container["args"]]))
-    assert command == "index"
-    return SimpleNamespace(**options)
-
-
-@pytest.mark.parametrize(
-    ("built_by", "served_by"),
-    [
-        ("care_mini", "care_mini"),
-        ("care_8b", "care_8b"),
-        ("example_indexer", "example"),
-        ("indexer", "example"),
-    ],
-)
-def test_the_service_has_the_index_and_the_pair_of_the_indexer(
-    built_by: str, served_by: str, kustomize: Kustomize
-) -> None:
-    options = indexing(kustomize(built_by))
-    settings = kustomize(served_by)["ConfigMap", "care-settings"]["data"]
-    assert (options.index, options.pair) == (settings["CARE_INDEX"], settings["CARE_PAIR"])
-
-
-@pytest.mark.parametrize(
-    "names", [["care_mini"], ["care_8b"], ["example", "example_indexer"]], ids=" and ".join
-)
-def test_an_overlay_is_one_namespace(names: list[str], kustomize: Kustomize) -> None:
-    objects = [item for name in names for item in kustomize(name).values()]
-    assert {item["metadata"]["namespace"] for item in objects} == {"care"}
-
-
-@pytest.mark.parametrize(
-    ("built_by", "served_by"), [("care_mini", "care_mini"), ("example_indexer", "example")]
-)
-def test_without_a_gpu_indexer_and_service_have_one_image(
-    built_by: str, served_by: str, kustomize: Kustomize
-) -> None:
-    (indexer,) = pod(kustomize(built_by)["Job", "care-indexer"])["containers"]
-    (service,) = pod(kustomize(served_by)["Deployment", "care"])["containers"]
-    assert indexer["image"] == service["image"]
-    assert load_pair(indexing(kustomize(built_by)).pair).query.format == "onnx"
-
-
-def test_the_sample_in_the_image_is_indexed_in_the_volume_that_is_served(
-    kustomize: Kustomize,
-) -> None:
-    options = indexing(kustomize("care_mini"))
-    assert "COPY data/sample /data/sample" in (ROOT / "Dockerfile").read_text()
-    assert (ROOT / "data/sample" / Path(options.corpus).name).is_file()
-    volumes = []
-    for workload in (("Job", "care-indexer"), ("Deployment", "care")):
-        spec = pod(kustomize("care_mini")[workload])
-        volumes += [volume for volume in spec["volumes"] if volume["name"] == "indexes"]
-        mounts = {m["name"]: m["mountPath"] for m in spec["containers"][0]["volumeMounts"]}
-        assert mounts["indexes"] == str(options.indexes)
-    assert len(volumes) == 2
-    assert volumes[0] == volumes[1]
-
-
-def test_on_gpus_the_pair_in_the_volume_is_indexed_and_served(kustomize: Kustomize) -> None:
-    care_8b = kustomize("care_8b")
-    options = indexing(care_8b)
-    assert options.backend == "vllm"
-    # The name of a trained pair: a folder in CARE_PAIRS.
-    assert options.pair not in list_pairs()
-    pairs = image_variables()["CARE_PAIRS"]
-    for workload, image in (
-        (("Job", "care-indexer"), "care-retrieval-indexer-gpu"),
-        (("Deployment", "care"), "care-retrieval-service-gpu"),
-    ):
-        spec = pod(care_8b[workload])
-        for container in containers(spec):
-            assert container["image"].rpartition(":")[0].endswith(f"/{image}")
-        (container,) = spec["containers"]
-        assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
-        assert {"key": "nvidia.com/gpu", "operator": "Exists"} in spec["tolerations"]
-        mounts = {m["mountPath"]: m for m in container["volumeMounts"]}
-        assert mounts[pairs]["readOnly"] is True
-        volumes = {v["name"]: v for v in spec["volumes"]}
-        claim = volumes[mounts[pairs]["name"]]["persistentVolumeClaim"]
-        assert claim == {"claimName": "care-pairs", "readOnly": True}
-    cache = Path(re.findall(r"CARE_TENSORRT_CACHE=(\S+)", (ROOT / "Dockerfile").read_text())[0])
-    assert not mounts[str(cache.parent)].get("readOnly", False)
-
-
-def test_the_index_that_the_indexer_writes_to_milvus_is_served(kustomize: Kustomize) -> None:
-    in_milvus = kustomize("in_milvus")
-    options = indexing(in_milvus)
-    assert options.store == "milvus"
-    variables = in_milvus["ConfigMap", "care-milvus"]["data"]
-    settings = in_milvus["ConfigMap", "care-settings"]["data"] | variables
-    values = {name.removeprefix("CARE_").lower(): value for name, value in settings.items()}
-    served = Settings.model_validate(values | {"cache_secret": "given by the operator"})
-    assert (served.store, served.index) == ("milvus", options.index)
-    assert served.milvus_uri
-    port = urlsplit(served.milvus_uri.get_secret_value()).port
-    (service,) = pod(in_milvus["Deployment", "care"])["containers"]
-    (indexer,) = pod(in_milvus["Job", "care-indexer"])["containers"]
-    for container in (service, indexer):
-        sources = [s["configMapRef"]["name"] for s in container["envFrom"] if "configMapRef" in s]
-        assert any(name.startswith("care-milvus-") for name in sources)
-    rules = in_milvus["NetworkPolicy", "care"]["spec"]["egress"]
-    assert port in {open_["port"] for rule in rules for open_ in rule["ports"]}
-    volumes = {v["name"]: v for v in pod(in_milvus["Deployment", "care"])["volumes"]}
-    assert "emptyDir" in volumes["indexes"]
-    mounts = {m["name"]: m for m in service["volumeMounts"]}
-    assert not mounts["indexes"].get("readOnly")
-
-
 def test_pairs_are_uploaded_to_the_volume_that_pods_mount(kustomize: Kustomize) -> None:
     (container,) = pod(kustomize("upload_pairs")["Pod", "care-upload"])["containers"]
     mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
@@ -458,27 +277,6 @@ def test_pods_wait_for_the_first_version(name: str, kustomize: Kustomize, tmp_pa
     (tmp_path / "medical").mkdir()
     (tmp_path / "medical" / "CURRENT").write_text("1\n")
     assert subprocess.run(command, env=environment, timeout=60).returncode == 0
-
-
-@pytest.mark.parametrize(("name", "gpus"), [("indexer", 0), ("indexer_gpu", 1)])
-def test_the_indexer_has_a_valid_command_and_existing_volumes(
-    name: str, gpus: int, example: Objects, kustomize: Kustomize
-) -> None:
-    indexer = kustomize(name)
-    options = indexing(indexer)
-    spec = pod(indexer["Job", "care-indexer"])
-    (container,) = spec["containers"]
-    assert container["resources"]["limits"].get("nvidia.com/gpu", 0) == gpus
-    mounts = {
-        mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]
-    }
-    assert mounts["/" + Path(options.corpus).parts[1]] is True
-    assert mounts[str(options.indexes)] is mounts[str(options.builds)] is False
-    assert options.index == example["ConfigMap", "care-settings"]["data"]["CARE_INDEX"]
-    sources = [volume.get("persistentVolumeClaim") for volume in spec["volumes"]]
-    claims = {source["claimName"] for source in sources if source}
-    made = {name for kind, name in {**indexer, **example} if kind == "PersistentVolumeClaim"}
-    assert claims <= made
 
 
 def test_the_ingress_and_the_service_have_the_same_path(kustomize: Kustomize) -> None:
