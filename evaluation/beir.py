@@ -71,7 +71,7 @@ def iterate_documents(path: Path) -> Iterator[Document]:
 def read_queries(
     path: Path, searched: Collection[str] = (), max_chars: int | None = None
 ) -> dict[str, str]:
-    """Reads the text of each query, by id; a duplicate id is an error.
+    """Reads the text of each query, by id; a file without any, and a duplicate id, are a DataError.
 
     The texts of queries that are searched, given by their ids in `searched`, must not be empty or
     longer than `max_chars`.
@@ -89,6 +89,8 @@ def read_queries(
                 "it, or raise CARE_MAX_QUERY_CHARS"
             )
             raise field_error(path, number, "text", reason, code="text_too_long")
+    if not queries:
+        raise DataError.at(path, "has no queries", "no_queries")
     return queries
 
 

@@ -77,6 +77,11 @@ def test_a_wrong_field_of_a_document_is_named(
         read_documents(path)
 
 
+def test_a_file_without_queries_is_an_error(tmp_path: Path) -> None:
+    with raises(DataError, code="no_queries", path=write_jsonl(tmp_path / "queries.jsonl", [])):
+        read_queries(tmp_path / "queries.jsonl")
+
+
 @pytest.mark.parametrize(
     ("lines", "code", "place"),
     [
