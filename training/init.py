@@ -124,7 +124,6 @@ def _write_lookup(source: EncoderCheckpoint, lookup: Lookup, folder: Path) -> No
         LookupConfig(
             vocab_size=encoder.model.get_input_embeddings().num_embeddings,
             hidden_size=source.dimension,
-            context=lookup.context,
         )
     )
     if lookup.table == "outputs":

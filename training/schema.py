@@ -45,7 +45,6 @@ class Lookup(Settings):
     # token embeddings; or `random`.
     table: Literal["outputs", "embeddings", "random"] = "outputs"
     prompt: str = ""  # prompt of the encoder for `outputs`
-    context: int = Field(0, ge=0)  # width of the tables of a token's neighbours; 0 for none
 
 
 class Part(Settings):

@@ -33,7 +33,7 @@ from training.schema import EncoderInit
 
 pytestmark = pytest.mark.train
 
-LOOKUP = {"table": "outputs", "prompt": "头痛", "context": 8}
+LOOKUP = {"table": "outputs", "prompt": "头痛"}
 
 
 @pytest.fixture(scope="module")
@@ -122,31 +122,17 @@ def test_tables_start_from_embeddings_or_at_random(bert: Path, tmp_path: Path) -
         checkpoint_of(bert, tmp_path, projection=8, lookup={"table": "embeddings"})
 
 
-@pytest.mark.parametrize("context", [0, 8])
-def test_training_serving_and_saving_agree(bert: Path, tmp_path: Path, context: int) -> None:
-    lookup = LOOKUP | {"context": context}
-    encoder = Encoder(checkpoint_of(bert, tmp_path, pooling="mean", lookup=lookup), trainable=True)
+def test_training_serving_and_saving_agree(bert: Path, tmp_path: Path) -> None:
+    encoder = Encoder(checkpoint_of(bert, tmp_path, pooling="mean", lookup=LOOKUP), trainable=True)
     with torch.no_grad():
         for value in encoder.parameters():
             value += 0.1 * torch.randn_like(value)
     saved = check_parity(encoder.save(tmp_path / "saved"), (*TEXTS, LONG))
-    assert saved.model.config.context == context
     assert saved.checkpoint.dimension == WIDTH
-    # Padding is no neighbour: a vector does not depend on its batch.
+    # A vector does not depend on its batch.
     tokens = tokenize(saved.checkpoint, "", TEXTS)
     together = encode(saved, tokens, batch=len(TEXTS))
     np.testing.assert_allclose(together, encode(saved, tokens, batch=1), atol=1e-6)
-
-
-def test_with_context_the_order_of_tokens_counts(bert: Path, tmp_path: Path) -> None:
-    for context in (0, 8):
-        lookup = LOOKUP | {"context": context}
-        made = checkpoint_of(bert, tmp_path, pooling="mean", lookup=lookup)
-        encoder = Encoder(made, trainable=False)
-        if context:
-            encoder.model.map.weight.normal_()
-        one, other = encode(encoder, tokenize(made, "", ["头痛骨", "骨痛头"]), batch=2)
-        assert (float(np.abs(one - other).max()) > 1e-3) == bool(context)
 
 
 def test_lookup_cannot_be_combined_with_an_adapter() -> None:
@@ -163,16 +149,14 @@ def exported(trained: Pair, out: Path) -> Pair:
     return load_pair(str(out / "pair-int8.toml"))
 
 
-@pytest.mark.parametrize("context", [0, 8])
 def test_a_trained_lookup_encoder_serves_an_index_of_the_first_pair(
     graphs: Pair,
     recipe: dict[str, Any],
     run_recipe: RunRecipe,
     tmp_path: Path,
     settings: Settings,
-    context: int,
 ) -> None:
-    recipe["query"]["lookup"] = LOOKUP | {"context": context}
+    recipe["query"]["lookup"] = LOOKUP
     records = [{"_id": f"d{i}", "text": text} for i, text in enumerate(TEXTS)]
     corpus = write_jsonl(tmp_path / "corpus.jsonl", records)
     arguments = [str(corpus), "--index", "test", "--indexes", str(settings.indexes)]
@@ -230,4 +214,4 @@ def test_the_lookup_encoder_of_care_mini_serves_its_index(
 def test_the_model_type_is_known_to_transformers(bert: Path, tmp_path: Path) -> None:
     made = checkpoint_of(bert, tmp_path, pooling="mean", lookup=LOOKUP)
     config = read_configuration(made.folder, {})
-    assert (config.model_type, config.context) == ("care-lookup", 8)
+    assert config.model_type == "care-lookup"
