@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic_core import to_json
 
+from core.columns import number_column, text_column
 from core.errors import IndexVersionError
 from core.types import Document, RowArray
 
@@ -50,7 +51,7 @@ class DocumentWriter:
             self._flush()
 
     def _flush(self) -> None:
-        self._writer.write_batch(pa.RecordBatch.from_pylist(self._rows, schema=self._schema))
+        self._writer.write_batch(_batch(self._rows, self._schema))
         self._rows.clear()
 
     def __enter__(self) -> Self:
@@ -171,7 +172,7 @@ class DocumentReader:
         for column in ("id", "parent") if self.chunked else ("id",):
             # Not `pc.index`, which ends at the first row that has the id.
             equal = pc.equal(self._table[column], wanted)
-            rows = pc.indices_nonzero(equal).to_numpy().astype(np.int64)
+            rows = np.from_dlpack(pc.indices_nonzero(equal)).astype(np.int64)
             first = np.searchsorted(within, rows)
             rows = rows[np.searchsorted(within, rows, "right") > first]
             if len(rows):
@@ -196,7 +197,7 @@ class DocumentReader:
 
     def _join(self, column: str, ids: Sequence[str]) -> dict[str, int]:
         """Returns by id the last row that has it in a column."""
-        at = pc.index_in(self._table[column], value_set=pa.array(ids, pa.string()))
+        at = pc.index_in(self._table[column], value_set=text_column(ids, pa.string()))
         rows = pc.indices_nonzero(pc.is_valid(at))
         numbers = at.take(rows).to_pylist()
         return {ids[n]: row for n, row in zip(numbers, rows.to_pylist(), strict=True)}
@@ -299,5 +300,15 @@ class StoredDocument(NamedTuple):
 def stored(rows: Sequence[Mapping[str, Any]], *, chunked: bool) -> list[StoredDocument]:
     """Returns rows of which `columns_of` has made the columns, as those of a file are read."""
     schema = _CHUNK_SCHEMA if chunked else _SCHEMA
-    batch = _Rows(pa.RecordBatch.from_pylist(list(rows), schema=schema))
+    batch = _Rows(_batch(rows, schema))
     return [StoredDocument(batch, at) for at in range(batch.count)]
+
+
+def _batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = [
+        number_column(np.array([row[field.name] for row in rows], np.int32))
+        if field.type == pa.int32()
+        else text_column([row[field.name] for row in rows], field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

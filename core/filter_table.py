@@ -229,7 +229,7 @@ class _Batch:
     def numbers(self, at: RowArray) -> FloatNumbers:
         """Returns consecutive values that are numbers; beyond the range of floats, infinity."""
         texts = self._values.slice(int(at[0]), len(at))
-        numbers: FloatNumbers = texts.cast(pa.float64()).to_numpy()
+        numbers: FloatNumbers = np.from_dlpack(texts.cast(pa.float64()))
         return numbers
 
     def lengths(self, at: RowArray) -> RowArray:

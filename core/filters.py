@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from core.columns import number_column, text_column
 from core.conditions import COMPARISONS, filter_field, parse_filter
 from core.errors import IndexVersionError, QueryError
 from core.filter_rows import HashedRequirement, MatchingRows, RecentRows, Requirement
@@ -190,16 +191,16 @@ def _table(path: Path) -> Iterator[Any]:
 def _batch(keys: Sequence[_Key], lengths: Sequence[int], rows: RowArray) -> Any:
     offsets = np.cumsum([0, *lengths], dtype=np.int64)
     columns = [
-        pa.array([field for field, _ in keys], pa.string()),
-        pa.array([value for _, value in keys], pa.string()),
-        pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(rows)),
+        text_column([field for field, _ in keys], pa.string()),
+        text_column([value for _, value in keys], pa.string()),
+        pa.LargeListArray.from_arrays(number_column(offsets), number_column(rows)),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
 
 
 def _entries(run: Any) -> Iterator[_Entry]:
     fields, values, lists = run.columns
-    rows, offsets = lists.values.to_numpy(), lists.offsets.to_numpy()
+    rows, offsets = np.from_dlpack(lists.values), np.from_dlpack(lists.offsets)
     step = min(_READ_VALUES, 1 + len(run) * _READ_CHARS // (1 + values.nbytes))
     for start in range(0, len(run), step):
         keys = (column.slice(start, step).to_pylist() for column in (fields, values))
@@ -355,8 +356,8 @@ class FilterReader:
             `labels[offsets[i]:offsets[i + 1]]`, ascending.
         """
         column = self._table["rows"]
-        lengths = pc.list_value_length(column).to_numpy()
-        rows = pc.list_flatten(column).to_numpy()
+        lengths = np.from_dlpack(pc.list_value_length(column).combine_chunks())
+        rows = np.from_dlpack(pc.list_flatten(column).combine_chunks())
         offsets = np.zeros(self._count + 1, np.int64)
         np.cumsum(np.bincount(rows, minlength=self._count), out=offsets[1:])
         return offsets, np.repeat(np.arange(len(lengths)), lengths)[np.argsort(rows, kind="stable")]
