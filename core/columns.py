@@ -1,7 +1,8 @@
-"""Columns of Arrow, made from buffers: `pyarrow.array` imports pandas where that is installed."""
+"""Columns of Arrow without pandas, which `pyarrow.array` and `to_numpy` import if they can."""
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,3 +29,10 @@ def number_column(values: NDArray[np.integer]) -> pa.Array:
     """Returns a column of integers, which shares the memory of `values`, [n] and contiguous."""
     kind = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(kind, len(values), (None, pa.py_buffer(values)))
+
+
+def array_of(column: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
+    """Returns the numbers of a column without nulls, [n]; one in several parts is copied."""
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    found: NDArray[Any] = np.from_dlpack(whole)
+    return found

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic_core import to_json
 
-from core.columns import number_column, text_column
+from core.columns import array_of, number_column, text_column
 from core.errors import IndexVersionError
 from core.types import Document, RowArray
 
@@ -172,7 +172,7 @@ class DocumentReader:
         for column in ("id", "parent") if self.chunked else ("id",):
             # Not `pc.index`, which ends at the first row that has the id.
             equal = pc.equal(self._table[column], wanted)
-            rows = np.from_dlpack(pc.indices_nonzero(equal)).astype(np.int64)
+            rows = array_of(pc.indices_nonzero(equal)).astype(np.int64)
             first = np.searchsorted(within, rows)
             rows = rows[np.searchsorted(within, rows, "right") > first]
             if len(rows):
@@ -228,7 +228,7 @@ def _unreadable(path: Path, reason: str) -> IndexVersionError:
 
 
 def _column(batches: list[pa.RecordBatch], name: str) -> NDArray[np.int32]:
-    return np.concatenate([np.from_dlpack(batch[name]) for batch in batches])
+    return np.concatenate([array_of(batch[name]) for batch in batches])
 
 
 class _Texts:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from core.columns import array_of
 from core.conditions import COMPARISONS, canonical_number
 from core.types import Check, CountedValue, FilterValue, RowArray, no_check
 
@@ -229,7 +230,7 @@ class _Batch:
     def numbers(self, at: RowArray) -> FloatNumbers:
         """Returns consecutive values that are numbers; beyond the range of floats, infinity."""
         texts = self._values.slice(int(at[0]), len(at))
-        numbers: FloatNumbers = np.from_dlpack(texts.cast(pa.float64()))
+        numbers: FloatNumbers = array_of(texts.cast(pa.float64()))
         return numbers
 
     def lengths(self, at: RowArray) -> RowArray:

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from core.columns import number_column, text_column
+from core.columns import array_of, number_column, text_column
 from core.conditions import COMPARISONS, filter_field, parse_filter
 from core.errors import IndexVersionError, QueryError
 from core.filter_rows import HashedRequirement, MatchingRows, RecentRows, Requirement
@@ -200,7 +200,7 @@ def _batch(keys: Sequence[_Key], lengths: Sequence[int], rows: RowArray) -> Any:
 
 def _entries(run: Any) -> Iterator[_Entry]:
     fields, values, lists = run.columns
-    rows, offsets = np.from_dlpack(lists.values), np.from_dlpack(lists.offsets)
+    rows, offsets = array_of(lists.values), array_of(lists.offsets)
     step = min(_READ_VALUES, 1 + len(run) * _READ_CHARS // (1 + values.nbytes))
     for start in range(0, len(run), step):
         keys = (column.slice(start, step).to_pylist() for column in (fields, values))
@@ -356,8 +356,8 @@ class FilterReader:
             `labels[offsets[i]:offsets[i + 1]]`, ascending.
         """
         column = self._table["rows"]
-        lengths = np.from_dlpack(pc.list_value_length(column).combine_chunks())
-        rows = np.from_dlpack(pc.list_flatten(column).combine_chunks())
+        lengths = array_of(pc.list_value_length(column))
+        rows = array_of(pc.list_flatten(column))
         offsets = np.zeros(self._count + 1, np.int64)
         np.cumsum(np.bincount(rows, minlength=self._count), out=offsets[1:])
         return offsets, np.repeat(np.arange(len(lengths)), lengths)[np.argsort(rows, kind="stable")]
