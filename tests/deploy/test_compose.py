@@ -165,6 +165,12 @@ def test_prometheus_and_grafana_have_the_addresses_of_services() -> None:
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
     assert job["static_configs"] == [{"targets": ["service:8000"]}]
+    (mount,) = IN_MILVUS["services"]["prometheus"]["volumes"]
+    file, target, _ = mount.split(":")
+    ((pattern,),) = (source["files"] for source in job["file_sd_configs"])
+    assert fnmatch(target, pattern)
+    assert yaml.safe_load((DEPLOY / file).read_text()) == [{"targets": ["writer:8000"]}]
+    assert "writer" in IN_MILVUS["services"]
     assert SERVICES["service"]["ports"] == ["127.0.0.1:8000:8000"]
     provisioning = DEPLOY / "grafana" / "provisioning"
     sources = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())
