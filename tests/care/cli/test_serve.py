@@ -37,6 +37,8 @@ def without_index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CARE_INDEXES", str(tmp_path / "indexes"))
     monkeypatch.setenv("CARE_INDEX", "test")
     monkeypatch.setenv("CARE_PORT", "0")
+    # What settings do not refuse, a worker does: each takes a second of a processor to start.
+    monkeypatch.setenv("CARE_WORKERS", "1")
 
 
 def failure(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
