@@ -70,9 +70,9 @@ cmedteb tradeoff quality export care-mini care-mini-query care-mini-lookup train
 # Commands that tests start share compiled modules, also where the shell turns this off.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(1)/bin/python -m pytest
 # Tests of processes have time limits; what fails beside other suites runs once more, one test at a time.
-TWICE = $(call PYTEST,$(1)) $(2) $(3) -o cache_dir=$(1)/.pytest_cache || { \
+TWICE = $(call PYTEST,$(1)) $(2) $(3) -o cache_dir=$(1)/.pytest_cache/$@ || { \
 	  echo 'warning: tests with processes failed beside others; they run once more'; \
-	  $(call PYTEST,$(1)) $(2) -o cache_dir=$(1)/.pytest_cache --last-failed --last-failed-no-failures none; }
+	  $(call PYTEST,$(1)) $(2) -o cache_dir=$(1)/.pytest_cache/$@ --last-failed --last-failed-no-failures none; }
 # Folder that an export writes: by default that of a trained pair, NAME-onnx or NAME-optimum.
 EXPORTED = $(or $(OUT),$(if $(filter %.toml,$(CARE_PAIR)),$(error set OUT=pairs/NAME),$(or $(CARE_PAIRS),pairs)/$(CARE_PAIR)-$(1)))
 
@@ -83,7 +83,7 @@ CARE_MINI = training/recipes/care-mini.yaml --set 'variables.data=$(DATA)'
 export CARE_PORT CARE_PAIR CARE_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help gpu demo check test chain environments test-engines test-vllm test-distributed test-clients test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality care-mini care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench bench-peers format docs image test-image release clean
+.PHONY: help gpu demo check test chain environments test-engines test-vllm test-milvus test-ray test-clients test-gpu test-long build-index update serve evaluate export export-optimum cmedteb tradeoff quality care-mini care-mini-query care-mini-lookup train ablations loadtest loadtest-max bench bench-peers format docs image test-image release clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -122,19 +122,21 @@ chain: $(TEST) .venv-engines/.complete ## Run the paper's recipes on tiny models
 	$(call PYTEST,.venv-engines) -x tests/chain/test_serving.py
 
 test-engines: $(ENGINES) ## Test vLLM, LoRA adapters, Ray, Milvus, and the client's frameworks (installs 4 GB)
-	@# Each suite has an environment of its own, so two run at a time; the output of each is printed at its end.
+	@# Each suite is a process of its own, so two run at a time; the output of each is printed at its end.
 	@$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 2) --output-sync=target \
-	  test-vllm test-distributed test-clients
+	  test-vllm test-milvus test-clients test-ray
 
 environments: $(ENGINES)
 
 test-vllm:
 	$(call TWICE,.venv-engines,tests/engines/vllm)
 
-test-distributed:
-	@# Ray starts its servers by fork, which can hang in a process with the threads of Milvus's client.
-	$(call TWICE,.venv-distributed,tests/engines/distributed --ignore=tests/engines/distributed/test_ray.py)
-	$(call TWICE,.venv-distributed,tests/engines/distributed/test_ray.py)
+test-milvus:
+	$(call TWICE,.venv-distributed,tests/engines/distributed --ignore-glob='*/test_ray*.py')
+
+# Ray starts its servers by fork, which can hang in a process with the threads of Milvus's client.
+test-ray:
+	$(call TWICE,.venv-distributed,tests/engines/distributed/test_ray.py tests/engines/distributed/test_ray_pods.py)
 
 test-clients:
 	.venv-clients/bin/mypy -p care_client
