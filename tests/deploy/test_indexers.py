@@ -182,7 +182,7 @@ def test_the_indexer_waits_for_all_workers_and_they_find_it(
     objects = kustomize(name)
     job = objects["Job", "care-ray-workers"]["spec"]
     (worker,), (indexer,) = (
-        pod(objects["Job", job])["containers"] for job in ("care-ray-workers", "care-indexer")
+        pod(objects["Job", each])["containers"] for each in ("care-ray-workers", "care-indexer")
     )
     variables = {entry["name"]: entry.get("value") for entry in indexer["env"]}
     assert variables["RAY_WORKERS"] == str(job["parallelism"]) == str(job["completions"])
