@@ -8,7 +8,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from core.errors import PairError
-from models.encoders import lookup as lookup  # registers its model type
+from models.encoders.lookup import MODEL_TYPE as LOOKUP  # registers the type
 
 # Entries of config.json that name the code of a layer.
 _IMPLEMENTATIONS = (
@@ -53,6 +53,9 @@ def read_configuration(checkpoint: Path, changes: Mapping[str, Any]) -> PreTrain
             "set a supported one in config of the pair's TOML file or of the recipe's encoder"
         )
         raise PairError.at(checkpoint, reason, "unknown_architecture", model_type=kind) from error
+    if kind == LOOKUP and entries.pop("context", 0):
+        reason = "is a lookup encoder with `context`, which there is no more: train it without"
+        raise PairError.at(checkpoint, reason, "unknown_architecture", model_type=kind)
     return type(config).from_dict(entries)
 
 

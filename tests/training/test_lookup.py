@@ -215,3 +215,11 @@ def test_the_model_type_is_known_to_transformers(bert: Path, tmp_path: Path) -> 
     made = checkpoint_of(bert, tmp_path, pooling="mean", lookup=LOOKUP)
     config = read_configuration(made.folder, {})
     assert config.model_type == "care-lookup"
+
+
+def test_a_checkpoint_with_tables_of_neighbours_is_refused(bert: Path, tmp_path: Path) -> None:
+    """Such could be trained once; without these tables its vectors would be others."""
+    made = checkpoint_of(bert, tmp_path, pooling="mean", lookup=LOOKUP)
+    read_configuration(made.folder, {"context": 0})
+    with raises(PairError, code="unknown_architecture", path=made.folder):
+        read_configuration(made.folder, {"context": 8})
