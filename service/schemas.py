@@ -38,6 +38,8 @@ _MAX_UNKNOWN = 16
 # What an OpenAPI document says of a field besides its values.
 _ABOUT = {"title", "description", "default", "examples"}
 _NULL = {"type": "null"}
+# The reference to the schema of a model.
+SCHEMA = "#/components/schemas/{model}"
 
 
 class StrictRequest(BaseModel):

@@ -333,9 +333,16 @@ def _host_of(url: str) -> str:
         return ""
 
 
-def problem_responses(*statuses: int, model: type = schemas.Problem) -> dict[int | str, Any]:
-    """Returns the OpenAPI description of the errors with these statuses, and of 500."""
-    return {status: {"model": model, "content": {MEDIA_TYPE: {}}} for status in (*statuses, 500)}
+def problem_responses(
+    *statuses: int, model: type[schemas.Problem] = schemas.Problem
+) -> dict[int | str, Any]:
+    """Returns the OpenAPI description of the errors with these statuses, and of 500.
+
+    It refers to the schema that `Application.openapi` adds: FastAPI would make a validator of each
+    status of each route, which is a fifth of what the service imports in time.
+    """
+    schema = {"$ref": schemas.SCHEMA.format(model=model.__name__)}
+    return {status: {"content": {MEDIA_TYPE: {"schema": schema}}} for status in (*statuses, 500)}
 
 
 # The error statuses of routes that encode texts.

@@ -1,8 +1,11 @@
 """The application: its middleware calls routes directly, without the layers of FastAPI."""
 
 from functools import cached_property
+from typing import Any
 
 from fastapi import FastAPI
+from fastapi.encoders import jsonable_encoder
+from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
@@ -11,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.errors import RequestError
 from service.http.problems import EXPECTED, problem_response
 from service.routes.direct_route import DirectRoute
+from service.schemas import SCHEMA, OpenAIProblem, Problem
 
 _INDEXES = "/indexes/"
 
@@ -21,6 +25,17 @@ class Application(FastAPI):
     The layers handle what `RequestContext`, `Limits` and `DirectRoute` handle here: errors, limits
     of bodies, telemetry and resources of dependencies. They take longer than a cached search.
     """
+
+    def openapi(self) -> dict[str, Any]:
+        """Returns the OpenAPI document, with the schemas of errors that routes refer to."""
+        if not self.openapi_schema:
+            schemas = super().openapi()["components"]["schemas"]
+            _, problems = models_json_schema(
+                [(Problem, "serialization"), (OpenAIProblem, "serialization")], ref_template=SCHEMA
+            )
+            schemas.update(jsonable_encoder(problems["$defs"], exclude_none=True))
+            self.openapi_schema["components"]["schemas"] = dict(sorted(schemas.items()))
+        return self.openapi_schema
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one ASGI connection, without FastAPI's telemetry."""
