@@ -64,7 +64,7 @@ def changes_of(name: str) -> list[str]:
     """Returns the paths, sizes and steps of a tiny run; fp16 needs a GPU.
 
     Weights in bfloat16 and bf16 take processors without its instructions 50 times as long: the 8B
-    pair has both, but computes in bf16 in a short `joint` only, and cuts its texts.
+    pair has both, but computes in bf16 in a short `joint` only, cuts its texts and trains less.
     """
     width = WIDTHS[name]
     sets: dict[str, Any] = {
@@ -84,7 +84,9 @@ def changes_of(name: str) -> list[str]:
     if name == "care-0.3b-4b":
         sets["document.dtype"] = "float32"
     else:
-        sets |= {"document.max_length": 64, "stages.joint.epochs": 2}
+        sets["document.max_length"] = 64
+        for stage, epochs in {"contrastive-large": 2, "align": 8, "joint": 1}.items():
+            sets[f"stages.{stage}.epochs"] = epochs
     return [f"--set={key}={value}" for key, value in sets.items()]
 
 
