@@ -51,7 +51,7 @@ def run_page(
         shutil.copytree(request.getfixturevalue("sample") / "builds", folder / "builds")
     with pytest.MonkeyPatch.context() as patch, scripted_server(grader(grade)) as judge:
         patch.chdir(folder)
-        session = Session(folder, judge)
+        session = Session(page, folder, judge)
         try:
             for block in blocks(page):
                 session.run(block, capsys)
@@ -66,7 +66,7 @@ def _serves(block: Block) -> bool:
 class Session:
     """A terminal in a folder that looks like a checkout, with a small sample."""
 
-    def __init__(self, folder: Path, judge: str) -> None:
+    def __init__(self, page: Path, folder: Path, judge: str) -> None:
         self.folder = folder
         self.port = free_port()
         self.python: dict[str, Any] = {}
@@ -78,6 +78,8 @@ class Session:
             "PYTHONPATH": str(ROOT),
             "ADMIN_KEY": "",
         }
+        if page.name != "README.md":  # whose service has the default number of workers
+            self.environment["CARE_WORKERS"] = "1"
         self._replace = SHORTER | {
             "127.0.0.1:8000": f"127.0.0.1:{self.port}",
             "8443": str(free_port()),
