@@ -94,6 +94,9 @@ def test_a_write_is_found_and_a_repeated_one_changes_nothing(
     again = one(live, put=(record,), delete=("d0007",))
     found = counts(again), again.version, again.missing
     assert found == ((0, 0, 0, 1), written.version, ("d0007",))
+    reordered = BASE[4] | {"metadata": dict(reversed(BASE[4]["metadata"].items()))}
+    assert [*reordered["metadata"]] != [*BASE[4]["metadata"]]
+    assert counts(one(live, put=(reordered,))) == (0, 0, 0, 1)
     assert state(index.root) == before
 
 
