@@ -214,7 +214,8 @@ def merge_index(
         **changes: Fields of `IndexOptions` that replace those of `options`.
 
     Returns:
-        The new version; or the active one if it has one segment and no deleted documents.
+        The new version; or the active one if it has one segment and no deleted documents, or
+        no documents.
 
     Raises:
         IndexVersionError: If the index has no active version or it is damaged, or its vectors
@@ -223,7 +224,7 @@ def merge_index(
     """
     given = replace(options or IndexOptions(), **changes)
     base, pair, chosen, settings = active_settings(name, given, progress=progress)
-    if not base.segments:
+    if not (base.segments and base.count):
         return _version(base, chosen)
     how = encoder_options(chosen, settings.token_vectors)
     encoders = document_encoder(pair, how), query_encoder(pair, how)
