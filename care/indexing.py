@@ -142,7 +142,7 @@ def update_index(
     name: str,
     *,
     add: Corpus | None = None,
-    delete: str | Path | Iterable[str] | None = None,
+    delete: str | Path | Iterable[str | int] | None = None,
     missing_ok: bool = False,
     encode_all: bool = False,
     options: IndexOptions | None = None,
@@ -185,7 +185,8 @@ def update_index(
     given = replace(options or IndexOptions(), **changes)
     base, pair, chosen, settings = active_settings(name, given, progress=progress)
     deleted = Path(delete) if isinstance(delete, str) else delete
-    ids = deleted if isinstance(deleted, Path | None) else list(deleted)
+    # As of a corpus, ids can be whole numbers.
+    ids = deleted if isinstance(deleted, Path | None) else list(map(str, deleted))
     if add is None and ids is None and _only_components(given, settings, base):
         manifest = update_components(settings, base, pair.document)
         return _version(manifest or base, chosen, built=manifest is not None)
@@ -213,7 +214,8 @@ def merge_index(
         **changes: Fields of `IndexOptions` that replace those of `options`.
 
     Returns:
-        The new version; or the active one if it has one segment and no deleted documents.
+        The new version; or the active one if it has one segment and no deleted documents, or
+        no documents.
 
     Raises:
         IndexVersionError: If the index has no active version or it is damaged, or its vectors
@@ -222,7 +224,7 @@ def merge_index(
     """
     given = replace(options or IndexOptions(), **changes)
     base, pair, chosen, settings = active_settings(name, given, progress=progress)
-    if not base.segments:
+    if not (base.segments and base.count):
         return _version(base, chosen)
     how = encoder_options(chosen, settings.token_vectors)
     encoders = document_encoder(pair, how), query_encoder(pair, how)

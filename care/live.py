@@ -244,7 +244,7 @@ class LiveIndexes:
 
         Returns:
             The manifest of the new version, which is deleted by itself like those of writes; or
-            None if the index has one segment.
+            None if the index has one segment, or no documents.
         """
         active = active_manifest(IndexWriter(self._settings.indexes, name, self._stores))
         path, pair = self._pair(active)

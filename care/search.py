@@ -258,7 +258,7 @@ class SearchIndex:
             hits += map(_hits, tasks)
         return hits
 
-    def passages(self, id: str) -> list[Document]:
+    def passages(self, id: str | int) -> list[Document]:
         """Returns the document or chunk with an id, or all chunks of a split document, in order.
 
         Args:
@@ -268,7 +268,7 @@ class SearchIndex:
             CareError: If no document or chunk has the id (`unknown_document`).
         """
         documents = self._open.segment.documents
-        rows = documents.find(id)
+        rows = documents.find(str(id))  # as of a corpus, ids can be whole numbers
         if not rows:
             message = f"no document or chunk of index '{self.name}' has this id"
             raise CareError(message, code="unknown_document", index=self.name)

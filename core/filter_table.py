@@ -159,7 +159,8 @@ class FilterTable:
         """
         span = self._spans[field]
         parts = self._by_batch(np.arange(span.start, span.stop))
-        counts = np.concatenate([batch.count(own, within) for batch, own in parts])
+        none = np.empty(0, np.int64)  # of a field that no document has yet
+        counts = np.concatenate([none, *(batch.count(own, within) for batch, own in parts)])
         order = np.argsort(-counts, kind="stable")[:limit]
         return [(self._value(span[at]), int(counts[at])) for at in order.tolist() if counts[at]]
 

@@ -260,7 +260,8 @@ class FilterReader:
 
         Raises:
             QueryError: If the filter is not valid (`core/conditions.py`) or, without `within`, no
-                document has one of the fields, or a range is required of a field without numbers.
+                document has one of the fields, or a range is required of a field whose values are
+                no numbers.
         """
         checked = parse_filter(filter_)
         if within:
@@ -268,7 +269,7 @@ class FilterReader:
             return checked & within & Conjunction.of(lacking)
         for field, condition in checked.conditions:
             self.check_field(field, filter_field(field))
-            if condition.bounds and not self.has_numbers(field):
+            if condition.bounds and self.fields[field] and not self.has_numbers(field):
                 message = "has a range, but no document has a number in this field"
                 raise QueryError(filter_field(field), message, code="filter_not_numeric")
         return checked
@@ -388,7 +389,8 @@ class FilterReader:
     @cached_property
     def _frequent(self) -> dict[str, list[CountedValue]]:
         listed = heapq.nsmallest(_LISTED, (f for f in self.fields if len(f) <= _LISTED_CHARS))
-        return {field: _short(self._by_label.frequent_values(field, _LISTED)) for field in listed}
+        most = {field: self._by_label.frequent_values(field, _LISTED) for field in listed}
+        return {field: _short(values) for field, values in most.items() if values}
 
     def count_values(self, rows: RowArray) -> dict[str, list[CountedValue]]:
         """Returns the values of given rows by field, each with the number of its rows.

@@ -291,7 +291,10 @@ def build(
                 manifest = _write_version(
                     folder, version, encoded, held_out, options, document_encoder, query_encoder
                 )
-                known = {"build_seconds": round(time.perf_counter() - started, 3)}
+                known = {
+                    "build_seconds": round(time.perf_counter() - started, 3),
+                    "filter_fields": _declared(source) | manifest.filter_fields,
+                }
                 manifest = manifest.model_copy(update=known)
                 manifest = publish_build(index, manifest, folder, start, base)
     return manifest, encoded
@@ -388,6 +391,12 @@ def _write_version(
         libraries=library_versions(),
         chunking=options.chunking,
     )
+
+
+def _declared(source: Source) -> dict[str, int]:
+    """Returns the fields that filters may have though no document has had them yet."""
+    fields = source.base.filter_fields if source.base else {}
+    return {field: 0 for field, values in fields.items() if not values}
 
 
 def corpus_source(options: BuildOptions, encoder: Encoder) -> Source:

@@ -100,7 +100,9 @@ class MergedDocuments:
                 unchanged += 1
         added = len(self._row_of) - len(self._matched)
         if not added + replaced + unchanged:
-            raise CorpusError("the update would delete all documents", code="empty_corpus")
+            raise CorpusError(
+                "a build needs a document, and none would be left", code="empty_corpus"
+            )
         self.record = UpdateRecord(
             base=state.manifest.version,
             added=added,

@@ -203,8 +203,8 @@ def check_encoder(base: IndexManifest, spec: EncoderSpec) -> None:
 
 def contents(chunks: Iterable[Document]) -> list[tuple[str, str, str]]:
     """Returns what makes two documents equal: title, text and metadata of each chunk."""
-    # Compared as JSON, because 1 == 1.0 == True in Python.
-    return [(chunk.title, chunk.text, json.dumps(chunk.metadata)) for chunk in chunks]
+    # Compared as JSON, because 1 == 1.0 == True in Python; the order of fields does not count.
+    return [(each.title, each.text, json.dumps(each.metadata, sort_keys=True)) for each in chunks]
 
 
 def own_id(document: Document) -> str:

@@ -140,12 +140,12 @@ def merge(
 
     Returns:
         The manifest of the new version, or None if the active one has one segment and all of its
-        documents.
+        documents, or no document at all.
 
     Raises:
         CareError: If the merge fails; the active version does not change.
     """
-    if not base.segments:
+    if not (base.segments and base.count):
         return None
     check_encoding(base, document_encoder.spec, options)
     index = options.index

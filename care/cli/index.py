@@ -163,7 +163,7 @@ def merge(index: Index, json_: Json = False, *, options: IndexOptions) -> None:
     version = merge_index(index, options=options, progress=True)
     lines = [version_line(version.manifest, version.folder), f"active  {version.folder}"]
     if not version.built:
-        lines = [f"active  {version.folder}: it has one segment"]
+        lines = [f"active  {version.folder}: nothing to join"]
     show(_facts(version), lines, as_json=json_)
 
 

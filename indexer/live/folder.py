@@ -147,22 +147,19 @@ class LiveFolder:
         with ReaderProcess() as process:
             for name, stamp in changed.items():
                 now = _File(stamp=stamp)
-                try:
-                    for location, document in self._documents(name, process):
-                        if len(batch) == _COMMIT_DOCUMENTS:
-                            self._commit(batch, (), change)
-                            batch = []
-                        batch.append((location, document))
-                        now.ids.add(document.id)
-                        known = self._known.setdefault(name, _File())
-                        known.ids.add(document.id)
-                        known.stamp = None
-                        change.files.append(name)
-                except (CareError, OSError) as error:
-                    _log.warning("%s", error)
-                    self._failed[name] = stamp
-                else:
-                    self._failed.pop(name, None)
+                self._failed.pop(name, None)
+                # An error of a commit is none of the file, which is then read again.
+                for location, document in self._readable(name, stamp, process):
+                    if len(batch) == _COMMIT_DOCUMENTS:
+                        self._commit(batch, (), change)
+                        batch = []
+                    batch.append((location, document))
+                    now.ids.add(document.id)
+                    known = self._known.setdefault(name, _File())
+                    known.ids.add(document.id)
+                    known.stamp = None
+                    change.files.append(name)
+                if name not in self._failed:
                     read[name] = now
         files = {name: file for name, file in self._known.items() if name not in gone} | read
         before = [self._known[name].ids for name in (*read, *gone) if name in self._known]
@@ -175,6 +172,16 @@ class LiveFolder:
         self._known = files
         self._write_known()
         change.files = sorted({*change.files, *read, *gone})
+
+    def _readable(
+        self, name: str, stamp: _Stamp, process: ReaderProcess
+    ) -> Iterator[tuple[Location, Document]]:
+        """Yields the documents of a file; it is not tried again as it is if it cannot be read."""
+        try:
+            yield from self._documents(name, process)
+        except (CareError, OSError) as error:
+            _log.warning("%s", error)
+            self._failed[name] = stamp
 
     def _documents(self, name: str, process: ReaderProcess) -> Iterator[tuple[Location, Document]]:
         """Yields the documents of a file; the log has what is rejected.

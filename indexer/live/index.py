@@ -203,7 +203,10 @@ class LiveIndex:
 
     @property
     def is_large(self) -> bool:
-        """Whether so much is new or deleted that the base is to be built anew, and now can be."""
+        """Whether so much is new or deleted that the base is to be built anew, and now can be.
+
+        A build needs a document.
+        """
         if lock_holder(self._index.path / BUILD_LOCK):
             return False
         state = self._refresh()
@@ -212,7 +215,7 @@ class LiveIndex:
         most = max(MOST_CHANGED * base.count, LEAST_CHANGED)
         if state.manifest.store == "milvus":
             most = min(most, MOST_BESIDE // 4)
-        large = changed > most
+        large = changed > most and state.manifest.count > 0
         return large and all(map(state.stores_vectors, range(len(state.parts))))
 
     def _check_room(self, state: IndexState, changes: Changes) -> None:

@@ -251,6 +251,14 @@ def check_role(request: Request, role: Role, index: str | None) -> Grant:
     raise RequestError("forbidden", message, key=name, role=role)
 
 
+def check_again(request: Request, role: Role) -> None:
+    """Checks the key and its role in the index, as before a long request; raises `RequestError`."""
+    of_request, state = request.scope["state"], get_state(request)
+    if not state.is_open:
+        of_request["caller"] = find_caller(state, request.headers)
+    of_request["grant"] = check_role(request, role, index_name(request))
+
+
 def may(request: Request, role: Role, index: str) -> bool:
     """Returns whether something grants a request a role in an index."""
     try:

@@ -156,17 +156,19 @@ class ServedIndex(Generic[_Opened]):
     async def reload(self, number: int | None = None) -> _Opened:
         """Loads and checks the active version, then replaces the served one.
 
-        With a number, nothing is loaded if the version with this number or a later one is served.
+        With a number, nothing is loaded if the version with this number or a later one is served,
+        and is the active one.
 
         CareError if the active version cannot be loaded. The served one stays, unless its files
         were changed in place: then the last whole version before it replaces it.
         """
         async with self.switching:
             served = self.index.manifest
-            # Of an index that was deleted and created again, numbers begin again.
-            is_there = self._folder.version(served.version).exists()
-            if number is not None and (served.number or 0) >= number and is_there:
-                return self.index
+            if number is not None and (served.number or 0) >= number:
+                # After a rollback, numbers of versions that are served can be larger.
+                with suppress(IndexVersionError):
+                    if self._folder.active() == served.version:
+                        return self.index
             loop = asyncio.get_running_loop()
             old = self.index.manifest.version
             try:

@@ -10,7 +10,14 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from core.writes import INVALID_RECORD, Rejected, Write, Written
-from service.access.guards import charge_rate, get_state, index_name, visible_to, writes_of
+from service.access.guards import (
+    charge_rate,
+    check_again,
+    get_state,
+    index_name,
+    visible_to,
+    writes_of,
+)
 from service.errors import RequestError
 from service.http.body import invalid, parse_line
 from service.writes import before_deadline, changes
@@ -173,7 +180,11 @@ async def write_lines(request: Request, timeout_ms: int | None) -> dict[str, Any
 async def _write_group(
     request: Request, group: list[Line], deadline: float
 ) -> tuple[dict[int, str], Written]:
-    """Writes a group; returns why lines are no document, by their place in it, and the result."""
+    """Writes a group; returns why lines are no document, by their place in it, and the result.
+
+    The key is checked as of a request of its own, so that one that was removed writes no more.
+    """
+    check_again(request, "write")
     values = get_state(request).settings.max_documents * 256
     found = await asyncio.to_thread(lambda: [parse_line(line.text, values) for line in group])
     faults = {place: value for place, value in enumerate(found) if isinstance(value, str)}

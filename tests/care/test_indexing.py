@@ -62,7 +62,9 @@ def test_a_data_frame_is_a_table(options: care.IndexOptions, kind: str) -> None:
         frame = pandas.DataFrame(table.to_pydict())
     version = care.build_index("test", frame, options)
     assert version.documents == 2
-    added = care.update_index("test", add=table.slice(1), delete=["7"], options=options)
+    with care.open_index("test", indexes=options.indexes, pair=options.pair) as index:
+        assert index.passages(7) == index.passages("7")
+    added = care.update_index("test", add=table.slice(1), delete=[7], options=options)
     assert added.documents == 1
 
 

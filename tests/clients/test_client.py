@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
 
@@ -260,6 +260,33 @@ def test_documents_are_put_in_batches_within_the_limits_of_the_service(kind: str
     assert (total.added, total.index.version) == (4, "v4")
     assert [each.position for each in total.rejected] == [3]
     assert done == [(2, 5), (4, 5), (5, 5)]
+
+
+@both
+def test_ids_are_deleted_in_batches_within_the_limit_of_the_service(kind: str) -> None:
+    def respond(request: httpx2.Request) -> Answer:
+        ids = json.loads(request.content)["ids"]
+        if len(ids) > 2:
+            errors = [{"field": "ids", "code": "batch_too_large", "limit": 2}]
+            return problem(422, "batch_too_large", errors=errors)
+        missing = [id_ for id_ in ids if id_ == "d"]
+        index = {"name": "mine", "version": f"v{ids[-1]}"}
+        counts = {"deleted": len(ids) - len(missing), "missing": missing}
+        return httpx2.Response(200, json={"index": index, **counts})
+
+    total = call(Script(*[respond] * 4), kind, "delete_documents", iter("abcde"))
+    assert (total.deleted, total.missing, total.index.version) == (4, ["d"], "ve")
+    assert call(Script(), kind, "delete_documents", []).deleted == 0
+
+
+def test_the_document_that_json_cannot_have_is_named() -> None:
+    documents = [{"_id": str(n), "text": "t", "metadata": {}} for n in range(5)]
+    documents[4]["metadata"] = {"at": date(2026, 1, 2)}
+    written = httpx2.Response(200, json={"added": 2})
+    with pytest.raises(InvalidRequestError) as caught:
+        call(Script(written, written), "sync", "put_documents", documents, batch=3)
+    assert caught.value.errors[0].field == "documents.4"
+    assert str(caught.value).startswith("documents.4: has an unpaired surrogate")
 
 
 @pytest.mark.parametrize("documents", ["text", {"_id": "1"}, 7, ["text"], [{"text": {1}}]])

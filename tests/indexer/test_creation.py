@@ -69,6 +69,25 @@ def test_an_index_without_documents_is_whole_and_takes_writes(
     assert ids(new) == ["d0000", "d0001", "d0002"]
 
 
+def test_a_field_without_documents_can_be_in_filters_after_a_merge_too(
+    like: IndexManifest, new: IndexWriter
+) -> None:
+    create_index(new, like, ENCODER, ["colour", "size"])
+    put(new, *make_records(3))
+    options = build_options(new.root.parent, new.root, name="new")
+    merge(options, active_manifest(new), ENCODER, BigramEncoder())
+    for _ in range(2):
+        filters = load_index(new, BigramEncoder()).segment.filters
+        for asked in ({"colour": "red"}, {"size": {"gte": 3}}):
+            assert filters.rows(filters.check(asked)).tolist() == []
+        assert not filters.frequent_values().keys() & {"colour", "size"}
+        put(new, *make_records(4))
+    put(new, {"_id": "red", "text": "红", "metadata": {"colour": "red", "size": 4}})
+    filters = load_index(new, BigramEncoder()).segment.filters
+    for asked in ({"colour": "red"}, {"size": {"gte": 3}}):
+        assert len(filters.rows(filters.check(asked))) == 1
+
+
 def test_queries_are_expanded_as_in_the_other_index(
     build_version: Builder, new: IndexWriter
 ) -> None:

@@ -1,12 +1,14 @@
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from core.errors import CareError, CorpusError
 from core.locks import exclusive
+from core.writes import Write, Written
 from indexer.corpus import Reading
 from indexer.live.folder import FolderChange, LiveFolder
 from indexer.live.index import LiveIndex
@@ -198,6 +200,25 @@ def test_without_an_encoder_the_folder_is_tried_again(
         steady(watched)
     monkeypatch.setattr(watched._live, "commit", commit)
     assert numbers(watched.look()) == (3, 0, 0)
+
+
+def test_a_file_of_several_commits_is_read_again_if_one_fails(
+    index: IndexWriter, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("indexer.live.folder._COMMIT_DOCUMENTS", 1)
+    watched = opened(index, folder)
+    commit, calls = watched._live.commit, 0
+
+    def commit_but_once(writes: Sequence[Write]) -> list[Written | CareError]:
+        nonlocal calls
+        calls += 1
+        return [CareError("no encoder", code="encoding_failed")] if calls == 2 else commit(writes)
+
+    monkeypatch.setattr(watched._live, "commit", commit_but_once)
+    with raises(CareError, "encoding_failed"):
+        steady(watched)
+    watched.look()
+    assert ids(index) == {"1", "2", "one.txt#1"}
 
 
 def test_one_process_watches_a_folder(index: IndexWriter, folder: Path) -> None:

@@ -94,6 +94,9 @@ def test_a_write_is_found_and_a_repeated_one_changes_nothing(
     again = one(live, put=(record,), delete=("d0007",))
     found = counts(again), again.version, again.missing
     assert found == ((0, 0, 0, 1), written.version, ("d0007",))
+    reordered = BASE[4] | {"metadata": dict(reversed(BASE[4]["metadata"].items()))}
+    assert [*reordered["metadata"]] != [*BASE[4]["metadata"]]
+    assert counts(one(live, put=(reordered,))) == (0, 0, 0, 1)
     assert state(index.root) == before
 
 
@@ -260,11 +263,17 @@ def test_a_bound_with_a_field_that_no_document_has_opens_nothing(
     assert content(index) == before
 
 
-def test_the_last_document_can_be_deleted(live: LiveIndex, index: IndexWriter) -> None:
+def test_the_last_document_can_be_deleted(
+    live: LiveIndex, index: IndexWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("indexer.live.index.LEAST_CHANGED", 1)
     assert one(live, delete_where=parse_filter({})).deleted == 60
     assert content(index) == {}
     assert active(index).count == 0
     live.merge()
+    assert not live.is_large
+    options = build_options(index.root.parent, index.root, indexes=index.root)
+    assert merge(options, active(index), *encoders()) is None
     assert one(live, put=({"_id": "a", "text": "一"},)).added == 1
     assert content(index) == {"a": ("", "一", {})}
 

@@ -11,6 +11,7 @@ import pytest
 
 from care.writer import Writer
 from core.errors import CareError
+from service.access.api_keys import new_key
 from service.app import create_app
 from service.routes import document_stream
 from service.settings import Settings
@@ -195,3 +196,25 @@ async def test_a_service_that_ends_stops_a_stream(connecting: Connecting, live: 
         status, _, body = await client.answer()
         assert (status, json.loads(body)["code"]) == (503, "shutting_down")
         assert "lines up to 8 " in json.loads(body)["detail"]
+
+
+async def test_a_key_that_is_removed_meanwhile_writes_no_more(
+    connecting: Connecting, live: HeldLive, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(document_stream, "_PATIENCE", 0.05)
+    monkeypatch.setattr("service.access.key_file._READ_EVERY", 0.05)
+    (secret, entry), (_, other) = (new_key(name, "write") for name in ("old", "new"))
+    file = tmp_path / "keys"
+    file.write_text(f"{entry}\n")
+    head = CHUNKED.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer %b\r\n\r\n" % secret.encode())
+    async with connecting(api_keys_file=file) as connect:
+        client = await connect()
+        await client.send(head + chunk(line(record(0))))
+        await until(lambda: len(live.writes) == 1)
+        file.write_text(f"{other}\n")
+        await asyncio.sleep(0.5)
+        status, _, body = await client.request(chunk(line(record(1))) + END)
+        problem = json.loads(body)
+        assert (status, problem["code"]) == (401, "unauthorized")
+        assert "lines up to 1 are written" in problem["detail"]
+        assert len(live.writes) == 1

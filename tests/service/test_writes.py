@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from care.writer import Writer
 from core.errors import CareError, CorpusError, EmbeddingServerError, EmbeddingSpaceError
 from core.manifest import IndexManifest
+from core.versions import IndexFolder
 from tests.conftest import make_records
 from tests.encoders import BigramEncoder
 from tests.service.conftest import Serve, sample, wait_until
@@ -62,6 +63,17 @@ def test_what_is_put_is_found_at_once(client: TestClient, manifest: IndexManifes
     replaced = client.put("/indexes/test/documents", json=NEW | {"title": "other"}).json()
     assert (replaced["added"], replaced["replaced"]) == (0, 1)
     assert client.get("/documents/new").json()["title"] == "other"
+
+
+def test_what_a_rollback_took_back_is_not_found_after_a_write_without_changes(
+    client: TestClient, manifest: IndexManifest, indexes: Path
+) -> None:
+    client.put(DOCUMENTS, json=NEW)
+    IndexFolder(indexes, "test").set_active(manifest.version)
+    answer = client.delete("/documents/new").json()
+    assert (answer["missing"], answer["index"]["version"]) == (["new"], manifest.version)
+    assert client.get("/index").json()["version"] == manifest.version
+    assert "new" not in ids(client)
 
 
 def test_a_list_and_lines_are_written_but_for_what_is_invalid(client: TestClient) -> None:

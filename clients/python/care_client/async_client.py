@@ -2,7 +2,8 @@
 
 import asyncio
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, Self
 
@@ -231,21 +232,9 @@ class AsyncClient:
             The sums of all requests, and the last version.
         """
         number("batch", batch, Integral, 1)
-        given, done = document_bodies(documents), 0
-        total = contract.WriteResponse()
-        while done < len(given):
-            part = given[done : done + batch]
-            call = Call("PUT", self._connection.of_index("/documents"), part, deadline=True)
-            try:
-                response = await self._call(contract.WriteResponse, call, timeout)
-            except InvalidRequestError as error:
-                batch = smaller_batch(error, len(part))
-                continue
-            total = added_up(total, response, done)
-            done += len(part)
-            if progress:
-                progress(done, len(given))
-        return total
+        call = Call("PUT", self._connection.of_index("/documents"), deadline=True)
+        given = document_bodies(documents)
+        return await self._write(call, given, list, batch, progress, timeout)
 
     async def submit_documents(
         self, documents: Iterable[Mapping[str, Any]], *, timeout: float | None = None
@@ -270,11 +259,21 @@ class AsyncClient:
         filter: contract.Filter | None = None,
         timeout: float | None = None,
     ) -> contract.WriteResponse:
-        """Deletes the documents with these ids, or all that match a filter."""
-        listed = None if ids is None else [ids] if isinstance(ids, str) else list(ids)
-        body = checked(contract.DELETE_REQUEST, {"ids": listed, "filter": filter})
-        call = Call("POST", self._connection.of_index("/documents/delete"), body, deadline=True)
-        return await self._call(contract.WriteResponse, call, timeout)
+        """Deletes the documents with these ids, or all that match a filter.
+
+        More ids than the service takes at a time are sent in several requests, each of which has
+        the `timeout` [s]. An empty list deletes nothing.
+        """
+        listed = [] if ids is None else [ids] if isinstance(ids, str) else list(ids)
+
+        def body(part: Sequence[str]) -> dict[str, Any]:
+            return checked(contract.DELETE_REQUEST, {"ids": part or None, "filter": filter})
+
+        call = Call("POST", self._connection.of_index("/documents/delete"), deadline=True)
+        if ids is None or filter is not None:
+            one = replace(call, body=body(listed))
+            return await self._call(contract.WriteResponse, one, timeout)
+        return await self._write(call, listed, body, len(listed), None, timeout)
 
     async def delete_document(
         self, id: str, *, if_match: str | None = None, timeout: float | None = None
@@ -386,6 +385,31 @@ class AsyncClient:
 
     async def _call(self, model: type[M], call: Call, timeout: float | None) -> M:
         return read(model, await self._send(call, timeout))
+
+    async def _write(
+        self,
+        call: Call,
+        given: Sequence[Any],
+        body: Callable[[Sequence[Any]], Any],
+        batch: int,
+        progress: Callable[[int, int], object] | None,
+        timeout: float | None,
+    ) -> contract.WriteResponse:
+        """Sends what is given in requests of at most `batch`, and returns the sums."""
+        done, total = 0, contract.WriteResponse()
+        while done < len(given):
+            part = given[done : done + batch]
+            try:
+                sent = replace(call, body=body(part))
+                response = await self._call(contract.WriteResponse, sent, timeout)
+            except InvalidRequestError as error:
+                batch = smaller_batch(moved(error, done), len(part))
+                continue
+            total = added_up(total, response, done)
+            done += len(part)
+            if progress:
+                progress(done, len(given))
+        return total
 
     async def _send(self, call: Call, timeout: float | None) -> Answer:
         """Returns the response of a call with status 200 to 202, after the retries it allows."""

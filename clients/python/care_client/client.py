@@ -3,7 +3,8 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, Self
 
@@ -230,21 +231,9 @@ class Client:
             The sums of all requests, and the last version.
         """
         number("batch", batch, Integral, 1)
-        given, done = document_bodies(documents), 0
-        total = contract.WriteResponse()
-        while done < len(given):
-            part = given[done : done + batch]
-            call = Call("PUT", self._connection.of_index("/documents"), part, deadline=True)
-            try:
-                response = self._call(contract.WriteResponse, call, timeout)
-            except InvalidRequestError as error:
-                batch = smaller_batch(error, len(part))
-                continue
-            total = added_up(total, response, done)
-            done += len(part)
-            if progress:
-                progress(done, len(given))
-        return total
+        call = Call("PUT", self._connection.of_index("/documents"), deadline=True)
+        given = document_bodies(documents)
+        return self._write(call, given, list, batch, progress, timeout)
 
     def submit_documents(
         self, documents: Iterable[Mapping[str, Any]], *, timeout: float | None = None
@@ -267,11 +256,21 @@ class Client:
         filter: contract.Filter | None = None,
         timeout: float | None = None,
     ) -> contract.WriteResponse:
-        """Deletes the documents with these ids, or all that match a filter."""
-        listed = None if ids is None else [ids] if isinstance(ids, str) else list(ids)
-        body = checked(contract.DELETE_REQUEST, {"ids": listed, "filter": filter})
-        call = Call("POST", self._connection.of_index("/documents/delete"), body, deadline=True)
-        return self._call(contract.WriteResponse, call, timeout)
+        """Deletes the documents with these ids, or all that match a filter.
+
+        More ids than the service takes at a time are sent in several requests, each of which has
+        the `timeout` [s]. An empty list deletes nothing.
+        """
+        listed = [] if ids is None else [ids] if isinstance(ids, str) else list(ids)
+
+        def body(part: Sequence[str]) -> dict[str, Any]:
+            return checked(contract.DELETE_REQUEST, {"ids": part or None, "filter": filter})
+
+        call = Call("POST", self._connection.of_index("/documents/delete"), deadline=True)
+        if ids is None or filter is not None:
+            one = replace(call, body=body(listed))
+            return self._call(contract.WriteResponse, one, timeout)
+        return self._write(call, listed, body, len(listed), None, timeout)
 
     def delete_document(
         self, id: str, *, if_match: str | None = None, timeout: float | None = None
@@ -383,6 +382,31 @@ class Client:
 
     def _call(self, model: type[M], call: Call, timeout: float | None) -> M:
         return read(model, self._send(call, timeout))
+
+    def _write(
+        self,
+        call: Call,
+        given: Sequence[Any],
+        body: Callable[[Sequence[Any]], Any],
+        batch: int,
+        progress: Callable[[int, int], object] | None,
+        timeout: float | None,
+    ) -> contract.WriteResponse:
+        """Sends what is given in requests of at most `batch`, and returns the sums."""
+        done, total = 0, contract.WriteResponse()
+        while done < len(given):
+            part = given[done : done + batch]
+            try:
+                sent = replace(call, body=body(part))
+                response = self._call(contract.WriteResponse, sent, timeout)
+            except InvalidRequestError as error:
+                batch = smaller_batch(moved(error, done), len(part))
+                continue
+            total = added_up(total, response, done)
+            done += len(part)
+            if progress:
+                progress(done, len(given))
+        return total
 
     def _send(self, call: Call, timeout: float | None) -> Answer:
         """Returns the response of a call with status 200 to 202, after the retries it allows."""

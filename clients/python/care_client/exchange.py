@@ -260,10 +260,11 @@ def search_bodies(
 
 
 def moved(error: InvalidRequestError, before: int) -> InvalidRequestError:
-    """Returns the error of a batch before which so many queries were sent."""
+    """Returns the error of a batch before which so many queries or documents were sent."""
 
     def placed(text: str) -> str:
-        return re.sub(r"^queries\.(\d+)", lambda at: f"queries.{int(at[1]) + before}", text)
+        found = re.match(r"(queries|documents)\.(\d+)", text)
+        return f"{found[1]}.{int(found[2]) + before}{text[found.end() :]}" if found else text
 
     error.args = (placed(error.args[0]),)
     error.errors = [each.model_copy(update={"field": placed(each.field)}) for each in error.errors]
@@ -339,7 +340,7 @@ def _encoded(body: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> bytes:
     except (TypeError, ValueError):
         reason = "has an unpaired surrogate, a number that is not finite, or a value JSON lacks"
         if isinstance(body, Sequence):
-            raise invalid("documents", reason) from None
+            body = {f"documents.{position}": document for position, document in enumerate(body)}
         if len(body) > 1:
             for name, value in body.items():
                 _encoded({name: value})
