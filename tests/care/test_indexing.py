@@ -181,13 +181,6 @@ def test_ids_to_delete_must_exist_or_be_ignored(options: care.IndexOptions) -> N
         care.update_index("none", delete=["a"], options=options)
 
 
-def test_an_update_keeps_the_index_type_of_the_version(options: care.IndexOptions) -> None:
-    care.build_index("test", make_records(60), options, factory="HNSW16", recall=0.9)
-    version = care.update_index("test", delete=["d0001"], options=options)
-    assert version.manifest.factory == "HNSW16"
-    assert version.manifest.recall.target == 0.9
-
-
 def test_full_text_and_its_weight_are_changed_alone(options: care.IndexOptions) -> None:
     def modes() -> tuple[str, ...]:
         with care.open_index("test", pair=options.pair, indexes=options.indexes) as index:
@@ -221,15 +214,6 @@ def test_encoded_shards_are_those_that_a_build_uses(options: care.IndexOptions) 
     made = care.build_index("test", make_records(10), options)
     assert made.encoded
     assert made.encoded.summary.new_texts == 0
-
-
-def test_an_estimate_writes_nothing(options: care.IndexOptions, tmp_path: Path) -> None:
-    corpus = write_jsonl(tmp_path / "c.jsonl", make_records(10))
-    estimate, rate = estimate_build("test", str(corpus), options)
-    assert estimate.documents == 10
-    assert rate.tokens > 0
-    assert not options.builds.exists()
-    assert not options.indexes.exists()
 
 
 def test_a_misspelt_option_is_refused(options: care.IndexOptions) -> None:

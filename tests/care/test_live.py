@@ -5,12 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pydantic import SecretStr
 
 from care.live import LiveIndexes
-from core.errors import CareError, EmbeddingSpaceError
+from core.errors import EmbeddingSpaceError
 from core.locks import exclusive
-from core.service_process import free_port
 from core.text import document_text
 from core.versions import IndexFolder, read_manifest
 from core.writes import Write, Written
@@ -56,15 +54,6 @@ def test_an_index_is_written_with_the_encoder_of_its_pair(
         assert isinstance(written, Written)
         assert written.added == 1
     assert len(loaded) == 1
-
-
-def test_without_the_server_of_the_encoder_documents_are_deleted(served: Settings) -> None:
-    url = SecretStr(f"http://127.0.0.1:{free_port()}/v1")
-    index = LiveIndexes(served.model_copy(update={"document_url": url})).open("test")
-    put, deleted = index.commit([NEW, DELETE])
-    assert isinstance(put, CareError)
-    assert isinstance(deleted, Written)
-    assert deleted.deleted == 1
 
 
 def test_an_index_needs_a_pair_of_its_space(served: Settings, build_version: Builder) -> None:

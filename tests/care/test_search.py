@@ -208,14 +208,6 @@ def test_a_hit_is_represented_in_a_line(index: care.SearchIndex) -> None:
     assert len(repr(replace(hit, text="长" * 1000))) < 150
 
 
-def test_the_space_of_the_pair_is_checked(
-    build_version: Builder, indexes: Path, pair_file: Path
-) -> None:
-    build_version(make_records(20), space="other-1")
-    with raises(EmbeddingSpaceError, "embedding_space_mismatch", index="test"):
-        care.open_index("test", pair=str(pair_file), indexes=indexes)
-
-
 def test_the_space_is_checked_before_the_encoder_is_downloaded(
     build_version: Builder, indexes: Path
 ) -> None:

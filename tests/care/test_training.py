@@ -45,12 +45,6 @@ def test_a_trained_pair_is_loaded_and_encodes(recipe: Path, tmp_path: Path) -> N
     assert pair.encode_documents([{"title": "发热", "text": "多喝水"}]).shape == (1, pair.dimension)
 
 
-def test_a_misspelt_recipe_is_refused(recipe: Path, tmp_path: Path) -> None:
-    recipe.write_text(recipe.read_text().replace("stages:", "stage:"))
-    with pytest.raises(CareError):
-        care.train(recipe, out=tmp_path / "out")
-
-
 def test_missing_packages_are_named(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("care.extras.missing", lambda _: ["peft"])
     with raises(CareError, "not_installed", packages=["peft"]):

@@ -218,51 +218,6 @@ def test_unknown_components_are_ignored(tmp_path: Path) -> None:
     assert manifest.model_dump(mode="json")["components"]["later"]["shape"] == [3]
 
 
-def test_the_files_of_a_known_component_are_verified(tmp_path: Path) -> None:
-    files = {"lexical/meta.json": {"bytes": 1, "sha256": "0"}}
-    folder = make_version(tmp_path, "1", components={"lexical": {"format": 1, "files": files}})
-    with raises(IndexVersionError, "file_missing"):
-        verify_files(folder, read_manifest(folder))
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"null"])
-def test_a_manifest_that_is_not_json_is_an_error(tmp_path: Path, content: bytes) -> None:
-    folder = make_version(tmp_path, "1")
-    (folder / "manifest.json").write_bytes(content)
-    with raises(IndexVersionError, "invalid_manifest"):
-        read_manifest(folder)
-
-
-def test_a_folder_without_a_manifest_is_an_error(tmp_path: Path) -> None:
-    with raises(IndexVersionError, "manifest_missing"):
-        read_manifest(tmp_path)
-
-
-def test_intact_files_pass_verification(tmp_path: Path) -> None:
-    folder = make_version(tmp_path, "1")
-    verify_files(folder, read_manifest(folder))
-
-
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [
-        (None, "file_missing"),
-        (CONTENT[:-1], "wrong_size"),
-        (CONTENT + b"!", "wrong_size"),
-        (b"Content", "wrong_checksum"),
-    ],
-)
-def test_a_missing_or_modified_file_is_named(
-    tmp_path: Path, content: bytes | None, code: str
-) -> None:
-    folder = make_version(tmp_path, "1")
-    (folder / FILES[0]).unlink()
-    if content is not None:
-        (folder / FILES[0]).write_bytes(content)
-    with raises(IndexVersionError, code, path=folder / FILES[0]):
-        verify_files(folder, read_manifest(folder))
-
-
 @pytest.mark.parametrize(
     ("error", "kind"),
     [

@@ -107,11 +107,6 @@ def test_a_run_has_the_scores_of_each_query() -> None:
 
 
 @pytest.mark.usefixtures("_in_process")
-def test_top_k_above_the_number_of_documents() -> None:
-    assert len(search_run("http://test", {"q": "高血压"}, top_k=100)["q"]) == 60
-
-
-@pytest.mark.usefixtures("_in_process")
 def test_a_failed_channel_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ValueError

@@ -39,10 +39,8 @@ from tests.indexer.builds import build_options
 _CONTEXT = get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.indexer.commands"])
 
-# Raised by encoders of tests before each batch.
-BATCH = "tests.batch"
 # Events at which a process can be killed or paused, if they concern the folder of the test.
-_EVENTS = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "fcntl.flock", BATCH}
+_EVENTS = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "fcntl.flock"}
 # Instead of 10 s: the other command is paused, so it does not release the lock.
 _WAIT = 0.1
 
@@ -94,8 +92,9 @@ def perform(folder: Path, command: Command) -> Any:
         case "update" | "rewrite":
             options = build_options(folder, Path("unread"))
             base = active_manifest(IndexWriter(indexes, "test"))
-            corpus = str(folder / f"corpus-{command.argument}.jsonl")
-            changes = Changes(corpus, encode_all=command.name == "rewrite")
+            corpus, ids = str(folder / f"corpus-{command.argument}.jsonl"), folder / "ids.txt"
+            deleted, rewrites = ids if ids.exists() else None, command.name == "rewrite"
+            changes = Changes(corpus, deleted, missing_ok=True, encode_all=rewrites)
             updated = update(options, changes, base, *encoders)
             return updated and updated[0].version
         case "write":

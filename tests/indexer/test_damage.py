@@ -164,8 +164,10 @@ def test_a_manifest_with_impossible_values_is_refused(
         b"\xff\xfe{}",
         b'{"schema_version": NaN}',
         b"",
+        b"null",
+        b"[]",
     ],
-    ids=["nested", "nested field", "long number", "UTF-16", "NaN", "empty"],
+    ids=["nested", "nested field", "long number", "UTF-16", "NaN", "empty", "null", "list"],
 )
 def test_a_manifest_that_cannot_be_parsed_is_refused(
     copies: Iterator[Path], content: bytes

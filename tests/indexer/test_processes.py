@@ -6,39 +6,33 @@ from typing import Any
 
 import pytest
 
-from core.errors import CareError
 from core.manifest import IndexManifest
 from core.shards import complete_shards
 from core.versions import IndexFolder
+from indexer.build import build
 from indexer.publication import IndexWriter, verify_version
 from indexer.versions import prune
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
-from tests.errors import raises
-from tests.indexer.processes import (
-    Job,
-    PausedJob,
-    build_corpus,
-    count_points,
-    kill_at,
-    update_index,
-)
+from tests.indexer.builds import build_options
+from tests.indexer.commands import Command, Process, execute, perform
 
 pytestmark = pytest.mark.e2e
 
 DEATHS = 10
+BUILD, UPDATE = Command("build", 0), Command("update", 1)
 
 
-def prepare(folder: Path, job: Job) -> Path:
-    """Writes the input of a job; the input of an update includes an index."""
+def prepare(folder: Path, command: Command) -> Path:
+    """Writes the input of a command; the input of an update includes an index."""
     folder.mkdir()
     records = make_records(100)
-    write_jsonl(folder / "corpus.jsonl", records[:60])
+    write_jsonl(folder / "corpus-0.jsonl", records[:60])
     changed = [record | {"text": f"新：{record['text']}"} for record in records[5:60:11]]
-    write_jsonl(folder / "new.jsonl", [*changed, *records[60:]])
+    write_jsonl(folder / "corpus-1.jsonl", [*changed, *records[60:]])
     (folder / "ids.txt").write_text("d0000\nd0033\n")
-    if job is update_index:
-        build_corpus(folder, BigramEncoder("document"))
+    if command == UPDATE:
+        perform(folder, BUILD)
     return folder
 
 
@@ -50,8 +44,8 @@ def active(folder: Path) -> IndexManifest:
 def contents(manifest: IndexManifest) -> dict[str, Any]:
     """Returns everything that does not depend on the time of the build.
 
-    A job that is killed between the publication and the activation of a version leaves that one,
-    and the version of the next job has a larger number.
+    A command that is killed between the publication and the activation of a version leaves that
+    one, and the version of the next command has a larger number.
     """
     when = {"version", "parent", "number", "created_at", "build_seconds", "libraries"}
     facts = manifest.model_dump(exclude=when)
@@ -60,28 +54,30 @@ def contents(manifest: IndexManifest) -> dict[str, Any]:
     return facts
 
 
-@pytest.fixture(scope="module", params=[build_corpus, update_index], ids=["build", "update"])
-def job(request: pytest.FixtureRequest) -> Any:
+@pytest.fixture(scope="module", params=[BUILD, UPDATE], ids=["build", "update"])
+def command(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
 @pytest.fixture(scope="module")
-def undisturbed(job: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], int]:
-    """Returns the result of an uninterrupted job, and the number of points to kill it at."""
-    folder = prepare(tmp_path_factory.mktemp("undisturbed") / "work", job)
-    points = count_points(job, folder)
+def undisturbed(
+    command: Command, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], int]:
+    """Returns the result of an uninterrupted command, and the number of points to kill it at."""
+    folder = prepare(tmp_path_factory.mktemp("undisturbed") / "work", command)
+    points = execute(folder, command).points
     return contents(active(folder)), points
 
 
 @pytest.mark.parametrize("death", range(DEATHS))
-def test_a_job_killed_at_any_point_is_resumed_with_the_same_result(
-    tmp_path: Path, job: Job, undisturbed: tuple[dict[str, Any], int], death: int
+def test_a_command_killed_at_any_point_is_resumed_with_the_same_result(
+    tmp_path: Path, command: Command, undisturbed: tuple[dict[str, Any], int], death: int
 ) -> None:
     expected, points = undisturbed
     point = random.Random(2026).sample(range(1, points + 1), DEATHS)[death]
-    folder = prepare(tmp_path / "work", job)
+    folder = prepare(tmp_path / "work", command)
     before = IndexFolder(folder / "indexes", "test").versions()
-    kill_at(job, folder, point)
+    assert execute(folder, command, kill=point).status is None
 
     # The active version is the old one or a complete new one.
     if before or (folder / "indexes" / "test" / "CURRENT").exists():
@@ -89,8 +85,12 @@ def test_a_job_killed_at_any_point_is_resumed_with_the_same_result(
         assert [manifest.version] == before or contents(manifest) == expected
     builds = list((folder / "builds" / "test").glob("*/"))
     complete = sum(shard.rows for build in builds for shard in complete_shards(build))
-    resumed = job(folder, BigramEncoder("document"))
-    assert job is update_index or resumed == complete
+    if command == BUILD:
+        options = build_options(folder, folder / "corpus-0.jsonl")
+        _, encoded = build(options, BigramEncoder("document"), BigramEncoder("query"))
+        assert encoded.summary.resumed_texts == complete
+    else:
+        perform(folder, command)
     assert contents(active(folder)) == expected
     prune(IndexWriter(folder / "indexes", "test"), folder / "builds", keep=1)
     kept = {path.name for path in (folder / "indexes" / "test").iterdir()}
@@ -102,22 +102,24 @@ def test_a_job_killed_at_any_point_is_resumed_with_the_same_result(
     }
 
 
-@pytest.mark.parametrize("second", [build_corpus, update_index])
-def test_a_second_concurrent_job_on_one_index_is_an_error(
-    tmp_path: Path, job: Job, second: Job
+@pytest.mark.parametrize("second", [Command("build", 2), Command("update", 3)])
+def test_a_second_concurrent_command_on_one_index_is_an_error(
+    tmp_path: Path, command: Command, undisturbed: tuple[dict[str, Any], int], second: Command
 ) -> None:
-    folder = prepare(tmp_path / "work", update_index)
-    write_jsonl(folder / "corpus.jsonl", make_records(30))
+    _, points = undisturbed
+    folder = prepare(tmp_path / "work", UPDATE)
+    for number, records in (
+        (0, make_records(50)),
+        (2, make_records(31)),
+        (3, make_records(99)[60:]),
+    ):
+        write_jsonl(folder / f"corpus-{number}.jsonl", records)
     first = IndexFolder(folder / "indexes", "test").versions()
-    with PausedJob(job, folder):
-        # The two jobs have different corpora.
-        write_jsonl(folder / "corpus.jsonl", make_records(31))
-        write_jsonl(folder / "new.jsonl", make_records(99)[60:])
-        encoder = BigramEncoder("document")
-        with raises(CareError, "locked"):
-            second(folder, encoder)
-        assert encoder.texts_seen == 0
+    running = Process(folder, command, pause=points // 2)
+    running.wait()
+    assert execute(folder, second).code == "locked"
+    assert running.end().status == 0
     versions = IndexFolder(folder / "indexes", "test").versions()
     assert len(versions) == len(first) + 1
     assert active(folder).version == versions[-1]
-    second(folder, BigramEncoder("document"))
+    assert execute(folder, second).status == 0

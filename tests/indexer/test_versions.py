@@ -77,30 +77,6 @@ def test_any_known_and_intact_version_can_be_activated(
     assert index.active() == versions[-1]
 
 
-def test_each_rollback_activates_the_previous_version(
-    versions: list[str], index: IndexWriter
-) -> None:
-    for version in versions[-2::-1]:
-        assert rollback(index) == version == index.active()
-    with raises(IndexVersionError, "no_older_version", version=versions[0]):
-        rollback(index)
-    assert index.active() == versions[0]
-
-
-@pytest.mark.parametrize(
-    ("active", "keep", "kept"),
-    [(3, 2, [2, 3]), (0, 2, [0, 2, 3]), (0, 0, [0]), (2, 1, [2, 3]), (3, 9, [0, 1, 2, 3])],
-)
-def test_the_newest_and_the_active_version_are_kept(
-    versions: list[str], index: IndexWriter, builds: Path, active: int, keep: int, kept: list[int]
-) -> None:
-    activate(index, versions[active])
-    deleted = prune(index, builds, keep=keep)
-    assert index.versions() == [versions[i] for i in kept]
-    assert sorted(deleted + index.versions()) == versions
-    assert index.active() == versions[active]
-
-
 def test_without_an_active_version_nothing_is_deleted(
     versions: list[str], index: IndexWriter, builds: Path
 ) -> None:

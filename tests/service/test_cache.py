@@ -30,21 +30,6 @@ def found(row: int) -> CacheEntry:
     return CacheEntry((np.ones(1, np.float32), np.array([row])), 0.5)
 
 
-def test_a_new_version_does_not_serve_old_hits(serve: Serve, build_version: Builder) -> None:
-    build_version(make_records(20))
-    client = serve()
-    old = ask(client)
-    records = make_records(20)
-    for record in records:
-        record["title"] += "，新版"
-    build_version(records)
-    assert client.post("/index/reload", headers=ADMIN).status_code == 200
-    new = ask(client)
-    assert not new["cached"]
-    assert all(hit["title"].endswith("新版") for hit in new["hits"])
-    assert new["index"] != old["index"]
-
-
 def test_the_least_recently_used_query_is_evicted() -> None:
     cache = MemoryCache(2)
     cache.put(b"a", found(0))

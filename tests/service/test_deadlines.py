@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 
 from core.filter_rows import MatchingRows
-from core.types import Check, Query
-from search.hits import QueryResult
+from core.types import Check
 from search.snapshot import Snapshot
-from search.task import AbandonedError, SearchTask
+from search.task import AbandonedError
 from tests.service.conftest import Serve
 
 QUERY = "高血压患者的护理"
@@ -94,13 +92,3 @@ def test_equal_filters_of_a_batch_are_evaluated_once(
     assert {len(result["hits"]) for result in answer.json()["results"]} == {10}
     # Threads that start at the same time may each evaluate it.
     assert 1 <= len(evaluated) <= client.app.state.service.settings.threads
-
-
-def test_a_search_without_a_deadline_is_not_stopped(client: TestClient) -> None:
-    index: Snapshot = client.app.state.service.catalog.served.index
-    dimension = index.segment.vectors.dimension
-    vector = np.ones(dimension, np.float32) / dimension**0.5
-    query = Query(QUERY, filter={"department": "儿科"}, mode="dense")
-    result = SearchTask(snapshot=index, query=query, vector=vector).search()
-    assert isinstance(result, QueryResult)
-    assert len(result.hits) == 10

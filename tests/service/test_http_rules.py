@@ -274,6 +274,7 @@ LONG = "a" * 20_000
 
 ERRORS = [
     ("GET /nowhere", [], (404, "not_found")),
+    ("GET /page/missing.js", [], (404, "not_found")),
     ("GET /search", [], (405, "method_not_allowed")),
     ("POST /search", ["Content-Type: text/plain"], (415, "unsupported_media_type")),
     ("POST /search", ["Content-Encoding: br"], UNSUPPORTED),

@@ -199,23 +199,6 @@ def test_a_body_over_the_limit_gets_413_with_or_without_content_length(
         assert "1000" in problem(response, 413, "body_too_long")["detail"]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
-    [
-        ("GET", f"/{SECRET}", 404, "not_found"),
-        ("GET", "/page/missing.js", 404, "not_found"),
-        ("GET", "/search", 405, "method_not_allowed"),
-        ("DELETE", "/index", 405, "method_not_allowed"),
-    ],
-)
-def test_unknown_routes_and_methods_return_problems(
-    client: TestClient, method: str, path: str, status: int, code: str
-) -> None:
-    response = client.request(method, path)
-    problem(response, status, code)
-    assert ("Allow" in response.headers) == (status == 405)
-
-
 def test_a_request_id_is_kept_unless_it_is_malformed(client: TestClient) -> None:
     def answered(given: bytes, query: str) -> str:
         headers = {b"X-Request-ID": given}

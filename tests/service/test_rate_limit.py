@@ -187,17 +187,6 @@ async def test_redis_refills_buckets_and_expires_full_ones(
     assert await admit_all(limiter, [2]) == [0]
 
 
-@pytest.mark.e2e
-async def test_each_process_uses_a_local_bucket_while_redis_is_down(
-    server: RedisServer, guards: list[RedisGuard]
-) -> None:
-    one, other = (RateLimiter(SLOW, 2, guard, Clock()) for guard in guards)
-    assert await admit_all(one, [1]) == [0]
-    server.kill()
-    assert await admit_all(one, [1, 1, 1]) == [0, 0, 1000]
-    assert await admit_all(other, [2, 1]) == [0, 1000]
-
-
 async def test_rate_limits_work_without_any_redis() -> None:
     guard = make_guard(f"redis://127.0.0.1:{free_port()}/0")
     limiter = RateLimiter(SLOW, 2, guard, Clock())

@@ -18,7 +18,7 @@ from search.hits import CacheEntry
 from service.access.rate_limit import RateLimiter
 from service.pipeline.redis_tier import RedisCache, RedisGuard
 from tests.errors import raises
-from tests.redis_server import RedisServer, free_port, run_fake, run_redis
+from tests.redis_server import RedisServer, run_fake, run_redis
 
 pytestmark = pytest.mark.anyio
 
@@ -488,11 +488,3 @@ async def test_values_of_others_and_rows_outside_the_index_are_misses(
     assert await guarded.read(5, count=99) == [None]
     await guarded.put(4, found(1))
     assert await guarded.read(4) == [facts(found(1))]
-
-
-async def test_without_redis_every_key_is_a_miss() -> None:
-    async with Guarded(f"redis://127.0.0.1:{free_port()}/0") as guarded:
-        for _ in range(3):
-            await guarded.put(1, found(1))
-            assert await guarded.read(1, 2) == [None, None]
-        assert (guarded.errors, guarded.states) == (["connection"] * 3, OPEN)

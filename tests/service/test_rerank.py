@@ -1,5 +1,6 @@
 """Queries with `rerank`: late interaction, and a server with `/v1/rerank`."""
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,13 +46,21 @@ WEIGHT = 2.0
 Respond = Callable[[Body, BaseHTTPRequestHandler], str | None]
 
 
-@pytest.fixture
-def late(tmp_path: Path, settings: Settings) -> Settings:
-    """Settings over an index with token vectors, and a pair that has them too."""
-    corpus = write_jsonl(tmp_path / "corpus.jsonl", make_records(60))
+@pytest.fixture(scope="module")
+def with_tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an index with token vectors."""
+    folder = tmp_path_factory.mktemp("tokens")
+    corpus = write_jsonl(folder / "corpus.jsonl", make_records(60))
     how = {"fusion": {"lexical": 0.2}, "token_vectors": LATE_INTERACTION.stored}
-    options = build_options(tmp_path, corpus, indexes=settings.indexes, **how)
+    options = build_options(folder, corpus, **how)
     build(options, TokenBigramEncoder("document"), BigramEncoder())
+    return options.indexes
+
+
+@pytest.fixture
+def late(with_tokens: Path, tmp_path: Path, settings: Settings) -> Settings:
+    """Settings over a copy of this index, and a pair that has token vectors too."""
+    shutil.copytree(with_tokens, settings.indexes)
     weighted = LATE_INTERACTION.model_copy(update={"weight": WEIGHT})
     return settings.model_copy(update={"pair": str(written_pair(tmp_path, weighted))})
 

@@ -38,13 +38,10 @@ def closed(serve: Serve, manifest: IndexManifest) -> TestClient:
     return serve(api_keys=SecretStr(f"{ADMIN_KEY},{SEARCH_KEY}"))
 
 
-@pytest.mark.parametrize("headers", [{}, bearer("wrong"), {"Authorization": "Basic asks"}])
-def test_a_request_without_a_valid_key_gets_401(
-    closed: TestClient, headers: dict[str, str]
-) -> None:
-    for method, path, body in ASKS:
-        response = closed.request(method, path, json=body, headers=headers)
-        assert response.status_code == 401, path
+def test_a_request_without_a_valid_key_gets_401(closed: TestClient) -> None:
+    for headers in ({}, bearer("wrong"), {"Authorization": "Basic asks"}):
+        response = closed.post("/search", json=QUERY, headers=headers)
+        assert response.status_code == 401, headers
         assert response.headers["WWW-Authenticate"] == "Bearer"
         assert response.json()["code"] == "unauthorized"
 

@@ -28,11 +28,6 @@ def load(settings: Settings) -> Callable[..., object]:
     )
 
 
-def test_an_index_without_an_active_version_is_rejected(load: Callable[..., object]) -> None:
-    with raises(IndexVersionError, "no_active_version", index="test"):
-        load()
-
-
 def vectors(count: int, dimension: int) -> Callable[[Path], None]:
     def write(path: Path) -> None:
         index = faiss.IndexFlatIP(dimension)

@@ -114,10 +114,12 @@ class Attack:
     def key_file(self) -> str:
         return "\n".join(key.entry for key in (self._admin, *self.keys))
 
-    def run(self, client: TestClient, steps: int) -> Report:
-        """Sends `steps` times some requests at once."""
+    def run(self, client: TestClient, steps: int, *, until_outside: bool = False) -> Report:
+        """Sends `steps` times some requests at once, or until a caller has seen too much."""
         with ThreadPoolExecutor(_TOGETHER) as pool:
             for _ in range(steps):
+                if until_outside and self.report.outside:
+                    break
                 if self._random.random() < 0.03:
                     self._reload(client)
                 if self._random.random() < 0.1:

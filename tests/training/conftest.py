@@ -97,14 +97,19 @@ def base(bert: Path, qwen3: Path, triples: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def run_recipe(tmp_path: Path) -> RunRecipe:
+def run_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRecipe:
     """Writes a recipe, runs it in `out` and returns the run's folder."""
     from training.run import run
 
-    def start(recipe: dict[str, Any], *changes: str, out: str = "out") -> Path:
+    def start(
+        recipe: dict[str, Any], *changes: str, out: str = "out", curves: bool = False
+    ) -> Path:
         path = write_recipe(tmp_path / "recipe.yaml", recipe)
         loaded = load_recipe(path, changes)
-        return run(loaded, tmp_path / out, loaded.seeds[0], lambda _: None)
+        with monkeypatch.context() as patch:
+            if not curves:  # which take longer than a few steps of tiny models
+                patch.setattr("training.results.draw", lambda *_: None)
+            return run(loaded, tmp_path / out, loaded.seeds[0], lambda _: None)
 
     return start
 

@@ -211,12 +211,6 @@ def test_the_lookup_encoder_of_care_mini_serves_its_index(
     assert found > 0.7 * len(queries)
 
 
-def test_the_model_type_is_known_to_transformers(bert: Path, tmp_path: Path) -> None:
-    made = checkpoint_of(bert, tmp_path, pooling="mean", lookup=LOOKUP)
-    config = read_configuration(made.folder, {})
-    assert config.model_type == "care-lookup"
-
-
 def test_a_checkpoint_with_tables_of_neighbours_is_refused(bert: Path, tmp_path: Path) -> None:
     """Such could be trained once; without these tables its vectors would be others."""
     made = checkpoint_of(bert, tmp_path, pooling="mean", lookup=LOOKUP)

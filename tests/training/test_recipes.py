@@ -83,7 +83,7 @@ OF_PAPER = sorted(
 @pytest.mark.train
 @pytest.mark.parametrize("name", OF_PAPER)
 def test_recipes_of_the_paper_can_start_with_data_of_their_layout(
-    name: str, paper_data: Path, gte: Path, qwen3: Path, tmp_path: Path
+    name: str, paper_data: Path, gte: Path, qwen3: Path, prepared: Path
 ) -> None:
     from training.init import prepare
 
@@ -94,7 +94,7 @@ def test_recipes_of_the_paper_can_start_with_data_of_their_layout(
     for stage in loaded.stages:
         stage.check(planned, loaded.encoders.keys())
         stage.publish(planned, Path())
-    made = {side: prepare(init, side, tmp_path) for side, init in loaded.encoders.items()}
+    made = {side: prepare(init, side, prepared) for side, init in loaded.encoders.items()}
     assert len({checkpoint.dimension for checkpoint in made.values()}) == 1
     last = {side: checkpoint.native_dimension for side, checkpoint in made.items()}
     for stage in loaded.stages:
@@ -129,6 +129,12 @@ def gte(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.checkpoints import write_gte_mlm
 
     return write_gte_mlm(tmp_path_factory.mktemp("gte") / "gte")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of initial checkpoints, which recipes share."""
+    return tmp_path_factory.mktemp("prepared")
 
 
 @pytest.fixture(scope="module")

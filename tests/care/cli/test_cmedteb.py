@@ -117,15 +117,6 @@ def test_duplicate_and_invalid_system_names(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_named(
-    run: Run, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "out").write_text("a file")
-    assert run("run", "--system", "bm25", "--data", data, "--out", tmp_path / "out") == 1
-    error = capsys.readouterr().err
-    assert error_code(error) == "input_output" and str(tmp_path / "out") in error
-
-
 def test_systems_scored_on_other_data_are_not_compared(
     run: Run, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

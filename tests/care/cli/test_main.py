@@ -15,7 +15,6 @@ from typer.core import TyperGroup
 from care.cli.main import app, main
 from tests.commands import parse
 from tests.conftest import Builder, make_records
-from tests.encoders import BigramEncoder
 from tests.errors import error_code
 
 # What makes a start slow, and is imported where a command needs it.
@@ -75,15 +74,6 @@ def test_wrong_usage_is_status_2(
     assert "Usage: care" in output.err
 
 
-def test_an_error_of_the_user_is_one_line_and_status_1(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["versions", "verify", "--index", "none", "--indexes", str(tmp_path)]) == 1
-    output = capsys.readouterr()
-    assert (output.out, output.err.count("\n")) == ("", 1)
-    assert error_code(output.err) == "no_active_version"
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -124,20 +114,6 @@ def test_an_unreadable_file_is_one_line_and_status_1(
     arguments = ["index", str(corpus), "--index", "test", "--indexes", str(tmp_path)]
     assert main([*arguments, "--builds", str(tmp_path / "builds")]) == 1
     assert error_code(capsys.readouterr().err) == "input_output"
-
-
-@pytest.mark.usefixtures("test_encoders")
-def test_ctrl_c_is_status_130(
-    build_version: Builder, indexes: Path, pair_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build_version(make_records(3))
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(BigramEncoder, "encode", interrupt)
-    arguments = ["search", "骨折", "--index", "test", "--indexes", str(indexes)]
-    assert main([*arguments, "--pair", str(pair_file)]) == 130
 
 
 def test_results_are_one_json_object_on_standard_output(

@@ -17,17 +17,18 @@ from tests.errors import error_code
 pytestmark = pytest.mark.train
 
 
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recipe that trains a tiny encoder for a few steps."""
     from tests.checkpoints import MAX_LENGTH, TEXTS, write_bert, write_qwen3
 
+    folder = tmp_path_factory.mktemp("recipe")
     records = [{"query": text, "positives": [text]} for text in TEXTS]
-    triples = write_jsonl(tmp_path / "triples.jsonl", records)
+    triples = write_jsonl(folder / "triples.jsonl", records)
     common = {"max_length": MAX_LENGTH}
-    query = {"start": str(write_bert(tmp_path / "bert")), "pooling": "cls"}
+    query = {"start": str(write_bert(folder / "bert")), "pooling": "cls"}
     document = {
-        "start": str(write_qwen3(tmp_path / "qwen3", ends_texts=False)),
+        "start": str(write_qwen3(folder / "qwen3", ends_texts=False)),
         "pooling": "last_token",
         "prompts": {"query": "", "document": ""},
     }
@@ -47,7 +48,7 @@ def recipe(tmp_path: Path) -> Path:
             },
         ],
     }
-    path = tmp_path / "tiny.yaml"
+    path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(facts), encoding="utf-8")
     return path
 
@@ -89,7 +90,8 @@ def test_a_wrong_recipe_is_an_error(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", str(recipe), "--set", "stages.align.lambda=1"]) == 1
-    assert error_code(capsys.readouterr().err) == "unknown_key"
+    errors = capsys.readouterr().err
+    assert error_code(errors) == "unknown_key" and str(recipe) in errors
     out = tmp_path / "phrases.jsonl"
     assert main(["phrases", str(recipe), "--out", str(out), "--lengths", "9", "3"]) == 1
     assert error_code(capsys.readouterr().err) == "invalid_lengths"

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,15 @@ def test_another_system_is_measured_at_two_numbers_of_clients(
     assert [figure["reached"] for figure in found["figures"]] == [1.0, 1.0]
     assert [entry["clients"] for entry in found["rounds"]] == [8, options.connections]
     assert found["rss_bytes"]["theirs"] > 2**20
-    monkeypatch.setattr(peers, "_MIN_COSINE", 0.99999)
+
+
+def test_systems_with_other_vectors_are_not_compared(
+    options: ServiceOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "PYTHONS", (Path(sys.executable),) * 2)
+    for server in ("_run_other", "bench_service"):
+        monkeypatch.setattr(peers, server, lambda *_, **__: nullcontext())
+    monkeypatch.setattr(peers, "_cosines", lambda *_: [1.0, 0.98])
     with raises(CareError, "other_vectors"):
         peers.sentence_transformers(options)
 

@@ -1,9 +1,9 @@
 """Synthetic texts for alignment."""
 
 import json
-from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,19 +15,19 @@ RECIPE = Path(training.__file__).parent / "recipes" / "care-mini.yaml"
 TEXTS = ["高血压患者平时应该注意什么？", "清淡饮食，按时服用降压药，注意休息。定期复查血压。"]
 
 
-@cache
-def made(seed: int) -> list[str]:
-    return list(islice(Phrases(TEXTS, seed), 2000))
+def made(count: int, seed: int = 0, **settings: Any) -> list[str]:
+    return list(islice(Phrases(TEXTS, seed, **settings), count))
 
 
 @pytest.mark.e2e
 def test_texts_depend_on_the_seed() -> None:
-    assert made(0)[:400] == list(islice(Phrases(TEXTS, 0), 400))
-    assert len(set(made(0)[:400]) & set(made(1)[:400])) < 200
+    texts = made(400)
+    assert texts == made(400)
+    assert len(set(texts) & set(made(400, seed=1))) < 200
 
 
 def test_texts_are_short_distinct_filled_templates_and_spans_of_given_texts() -> None:
-    texts = made(0)
+    texts = made(2000)
     assert len(set(texts)) == len(texts)
     assert {SHORTEST <= len(text) <= LONGEST for text in texts} == {True}
     assert not [text for text in texts if "{" in text or "}" in text]
@@ -37,7 +37,7 @@ def test_texts_are_short_distinct_filled_templates_and_spans_of_given_texts() ->
 
 @pytest.mark.e2e
 def test_texts_have_the_requested_lengths() -> None:
-    texts = list(islice(Phrases(TEXTS, 0, (30, 110)), 300))
+    texts = made(300, lengths=(30, 110))
     assert {30 <= len(text) <= 110 for text in texts} == {True}
     assert sum(len(text) > LONGEST for text in texts) > 100
 
