@@ -41,8 +41,6 @@ from indexer.live.index import LiveIndex
 from indexer.publication import CHANGE_WAIT, IndexWriter
 from indexer.update import active_manifest, merge
 from models.encoders.factory import (
-    BACKENDS,
-    DTYPES,
     EncoderOptions,
     document_encoder,
     query_encoder,
@@ -263,8 +261,8 @@ class LiveIndexes:
     def _encoder(self, manifest: IndexManifest) -> LazyEncoder:
         _, pair = self._pair(manifest)
         options = EncoderOptions(
-            backend=manifest.backend if manifest.backend in BACKENDS else "auto",
-            dtype=manifest.dtype if manifest.dtype in DTYPES else "auto",
+            backend=manifest.backend,
+            dtype=manifest.dtype,
             token_vectors=token_vector_spec(manifest),
         )
         if resolve_backend(pair.document, options.backend) == "onnx":
