@@ -32,8 +32,6 @@ from indexer.update import (
     update_components,
 )
 from models.encoders.factory import (
-    BACKENDS,
-    DTYPES,
     EncoderOptions,
     default_batch_size,
     document_encoder,
@@ -292,13 +290,12 @@ def _as_before(options: IndexOptions, base: IndexManifest) -> IndexOptions:
     recall = options.recall
     if recall is None and base.recall.recall >= base.recall.target:
         recall = base.recall.target
-    backend = base.backend if base.backend in BACKENDS else "auto"
     return replace(
         options,
         store=store,
         factory=factory,
         recall=recall,
-        backend=options.backend or backend,
+        backend=options.backend or cast("Backend", base.backend),
         full_text=_given(options.full_text, FULL_TEXT in base.components),
         token_vectors=_given(options.token_vectors, TOKENS in base.components),
     )
@@ -346,7 +343,7 @@ def _resolve(options: IndexOptions, base: IndexManifest | None = None) -> tuple[
     if options.token_vectors and backend != "onnx":
         message = f"--token-vectors needs --backend onnx; the backend is {backend}"
         raise CareError(message, code="option_not_taken", option="--token-vectors")
-    same = base is not None and base.backend == backend and base.dtype in DTYPES
+    same = base is not None and base.backend == backend
     dtype = options.dtype or (base.dtype if base and same else "auto")
     full_text = options.full_text is not False
     for name in ("lexical_weight", "terms"):

@@ -41,8 +41,6 @@ from indexer.live.index import LiveIndex
 from indexer.publication import CHANGE_WAIT, IndexWriter
 from indexer.update import active_manifest, merge
 from models.encoders.factory import (
-    BACKENDS,
-    DTYPES,
     EncoderOptions,
     document_encoder,
     query_encoder,
@@ -108,30 +106,22 @@ def _exceeded(found: str, setting: str, **fields: int) -> CareError:
     return CareError(message, code="quota_exceeded", setting=setting, **fields)
 
 
-class BoundedIndex:
+class BoundedIndex(LiveIndex):
     """An index that takes new documents as long as the quotas allow it, and other writes always."""
 
-    def __init__(self, index: LiveIndex, name: str, quotas: Quotas) -> None:
-        self._index, self._name, self._quotas = index, name, quotas
+    def __init__(self, index: IndexWriter, document_encoder: Encoder, quotas: Quotas) -> None:
+        super().__init__(index, document_encoder)
+        self._quotas = quotas
 
     def commit(self, writes: Sequence[Write]) -> list[Written | CareError]:
         """Applies requests in order; see `LiveIndex.commit`."""
         try:
             if any(write.put for write in writes):
-                self._quotas.check_bytes(self._name)
+                self._quotas.check_bytes(self._index.name)
         except CareError as error:
-            others = iter(self._index.commit([write for write in writes if not write.put]))
+            others = iter(super().commit([write for write in writes if not write.put]))
             return [error if write.put else next(others) for write in writes]
-        return self._index.commit(writes)
-
-    def merge(self) -> bool:
-        """Joins small segments, if there are many; see `LiveIndex.merge`."""
-        return self._index.merge()
-
-    @property
-    def is_large(self) -> bool:
-        """Whether so much has changed that the base is to be built anew."""
-        return self._index.is_large
+        return super().commit(writes)
 
 
 # How long the encoder may take for a batch; one on a processor takes seconds [s].
@@ -214,8 +204,7 @@ class LiveIndexes:
     def open(self, name: str) -> BoundedIndex:
         """Opens an index."""
         index = IndexWriter(self._settings.indexes, name, self._stores)
-        live = LiveIndex(index, self._encoder(active_manifest(index)))
-        return BoundedIndex(live, name, self._quotas)
+        return BoundedIndex(index, self._encoder(active_manifest(index)), self._quotas)
 
     def create(self, name: str, like: str, fields: Sequence[str]) -> dict[str, Any]:
         """Creates an index without documents; see `create_index`.
@@ -263,8 +252,8 @@ class LiveIndexes:
     def _encoder(self, manifest: IndexManifest) -> LazyEncoder:
         _, pair = self._pair(manifest)
         options = EncoderOptions(
-            backend=manifest.backend if manifest.backend in BACKENDS else "auto",
-            dtype=manifest.dtype if manifest.dtype in DTYPES else "auto",
+            backend=manifest.backend,
+            dtype=manifest.dtype,
             token_vectors=token_vector_spec(manifest),
         )
         if resolve_backend(pair.document, options.backend) == "onnx":

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from care.live import LiveIndexes
 from core.errors import (
@@ -30,6 +30,7 @@ from core.errors import (
     describe,
 )
 from core.writes import Write, Written, error_json, frame, read_frame
+from indexer.live.index import LiveIndex
 from service.observe.logs import configure_logs
 from service.settings import read_settings
 
@@ -51,33 +52,6 @@ _MOST_OPEN = 64
 _MOST_RESULTS, _KEPT = 10_000, 3600.0
 
 
-class Live(Protocol):
-    """An index that takes writes; see `indexer.live.index.LiveIndex`."""
-
-    def commit(self, writes: Sequence[Write]) -> Sequence[Written | CareError]:
-        """Applies writes in order as one version; returns the result or error of each."""
-
-    def merge(self) -> bool:
-        """Joins small segments, if there are many; returns whether it did."""
-
-    @property
-    def is_large(self) -> bool:
-        """Whether so much has changed that the base is to be built anew."""
-
-
-class Indexes(Protocol):
-    """What opens, creates and deletes indexes; see `care.live.LiveIndexes`."""
-
-    def open(self, name: str) -> Live:
-        """Opens an index for writes."""
-
-    def create(self, name: str, like: str, fields: Sequence[str]) -> dict[str, Any]:
-        """Creates an index without documents."""
-
-    def delete(self, name: str) -> dict[str, Any]:
-        """Deletes an index."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     work: Write | Callable[[], dict[str, Any]]
@@ -94,14 +68,14 @@ class _Queue:
 
     def __init__(
         self,
-        open_index: Callable[[], Live],
+        open_index: Callable[[], LiveIndex],
         rebuild: Callable[[], None],
         most_bytes: int,
         threads: ThreadPoolExecutor,
     ) -> None:
         self._open = open_index
         self._rebuild = rebuild
-        self._live: Live | None = None
+        self._live: LiveIndex | None = None
         self._most_bytes = most_bytes
         self._threads = threads
         self._waiting: deque[_Waiting] = deque()
@@ -157,7 +131,7 @@ class _Queue:
         self._bytes -= one.size
         return one
 
-    def _commit(self, writes: Sequence[Write]) -> Sequence[Written | CareError]:
+    def _commit(self, writes: Sequence[Write]) -> list[Written | CareError]:
         try:
             self._live = self._live or self._open()
             results = self._live.commit(writes)
@@ -233,7 +207,7 @@ class Writer:
         most_bytes: Most bytes of writes that wait for one index.
     """
 
-    def __init__(self, indexes: Indexes, most_bytes: int) -> None:
+    def __init__(self, indexes: LiveIndexes, most_bytes: int) -> None:
         self._indexes = indexes
         self._most_bytes = most_bytes
         self._threads = ThreadPoolExecutor(_THREADS, "commit")

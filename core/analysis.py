@@ -45,8 +45,7 @@ def terms(text: str, *, characters: bool = True, names: bool = True) -> list[str
 
     Args:
         characters: Whether Chinese characters that are also part of a bigram are terms.
-        names: Whether all spellings of a name have a term in common; False for indexes of older
-            releases.
+        names: Whether the terms are also those that all spellings of a name have in common.
 
     Example:
         >>> terms("CA-125 升高")

@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from core.encoders import EncoderSpec, FrozenModel
 
 SCHEMA_VERSION = 3
-# The oldest schema that can be read.
-OLDEST_SCHEMA_VERSION = 1
+# The oldest schema that can be read; it has the same fields.
+OLDEST_SCHEMA_VERSION = 2
 
 VECTORS_FILE = "vectors.faiss"
 # Facts of a segment that was written into an index, and the rows that a version has no more.
@@ -23,9 +23,6 @@ COMPONENTS = (FULL_TEXT, TERMS, TOKENS)
 # A component without files, of a version in Milvus: its documents, filter values, full text and
 # token vectors, which are tables there.
 TABLES = "tables"
-# Backend and dtype of versions whose manifest schema has no such fields.
-UNKNOWN = "unknown"
-
 
 # Names of indexes, versions and their files: one folder or file, never a path.
 NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -178,7 +175,7 @@ class IndexManifest(FrozenModel):
     version: Name
     parent: Name | None  # the version that was active when this one was published, or None
     # Place in the order of publication, larger than those of all versions that existed at that time
-    # and were not deleted; None in manifests of older releases.
+    # and were not deleted; None until then.
     number: int | None = None
     encoder: EncoderSpec  # specification of the document encoder
     backend: str  # backend of the document encoder: onnx, openvino, transformers, vllm or openai
@@ -242,26 +239,3 @@ OF_VERSION = {
     *("schema_version", "name", "version", "parent", "number", "count", "filter_fields", "files"),
     *("thresholds", "fusion", "corpus", "created_at", "build_seconds", "segments"),
 }
-
-
-def upgrade_manifest(content: dict[str, Any]) -> dict[str, Any]:
-    """Converts the content of a manifest of an older schema; schema 2 has the same fields.
-
-    Fields that schema 1 lacks are derived: `store` from the files, `parent` from the record of an
-    update. For other versions `parent` is None. `backend` and `dtype` are "unknown" unless the
-    encoder is an ONNX file.
-
-    Raises:
-        KeyError, TypeError: If the content is not a manifest of such a schema.
-    """
-    if content["schema_version"] != OLDEST_SCHEMA_VERSION:
-        return content | {"schema_version": SCHEMA_VERSION}
-    update = content["corpus"].get("update")
-    is_onnx = content["encoder"].get("format", "onnx") == "onnx"
-    return content | {
-        "schema_version": SCHEMA_VERSION,
-        "parent": update["base"] if update else None,
-        "backend": "onnx" if is_onnx else UNKNOWN,
-        "dtype": "auto" if is_onnx else UNKNOWN,
-        "store": "faiss" if VECTORS_FILE in content["files"] else "milvus",
-    }

@@ -35,10 +35,6 @@ def document_text(title: str, text: str) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def with_prompt(prompt: str, text: str) -> str:
-    return prompt + text
-
-
 def first_sentence(text: str) -> str:
     """Returns the first sentence of a text, including its end mark."""
     end = _SENTENCE_END.search(text)

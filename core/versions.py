@@ -14,8 +14,8 @@ while other versions need its segment: a manifest of a build is then `segment.js
 A version is a folder of regular files: nothing in it, nor the folder itself, may be a symbolic
 link. The folders above it and `CURRENT` may be links.
 
-Versions are ordered by publication. Their numbers say the order; for versions of older releases,
-which have none, parents and then ids do. Clocks of machines do not matter otherwise.
+Versions are ordered by their numbers, which they get at publication. Clocks of machines do not
+matter.
 """
 
 import errno
@@ -42,7 +42,6 @@ from core.manifest import (
     IndexManifest,
     SegmentEntry,
     SegmentFacts,
-    upgrade_manifest,
 )
 from core.packs import PACK_FILE, read_facts
 from core.records import parse_json
@@ -131,24 +130,13 @@ class IndexFolder:
     def numbers(self) -> dict[str, int]:
         """Returns the number of each complete version, in the order of their publication.
 
-        Versions without a number precede the others and each other by their parents, then by their
-        ids; they get the numbers before the smallest one.
+        Those whose manifests are damaged have the number 0.
         """
-        places: dict[str, tuple[int | None, str | None]] = {}
+        numbers: dict[str, int] = {}
         for path in self.path.glob(f"[!.]*/{MANIFEST}"):
             with suppress(FileNotFoundError):  # it is being deleted
-                places[path.parent.name] = _place(path.parent)
-        waiting = sorted(version for version, (number, _) in places.items() if number is None)
-        numbered = {version: n for version, (n, _) in places.items() if n is not None}
-        first = min(numbered.values(), default=len(waiting) + 1) - len(waiting)
-        numbers: dict[str, int] = {}
-        while waiting:
-            # In a cycle of parents, which no release writes, the first id is next.
-            following = (version for version in waiting if places[version][1] not in waiting)
-            version = next(following, waiting[0])
-            waiting.remove(version)
-            numbers[version] = first + len(numbers)
-        return numbers | dict(sorted(numbered.items(), key=lambda item: (item[1], item[0])))
+                numbers[path.parent.name] = _number(path.parent)
+        return dict(sorted(numbers.items(), key=lambda item: (item[1], item[0])))
 
     def last_number(self, known: dict[str, int]) -> int:
         """Returns the largest number of a version, without reading again what is `known`.
@@ -159,8 +147,7 @@ class IndexFolder:
             names = {one.name for one in entries if one.name[0] != "." and one.is_dir()}
         for name in names - known.keys():
             with suppress(FileNotFoundError):  # the folder of a segment
-                number = _place(self.path / name)[0]
-                known[name] = self.numbers()[name] if number is None else number
+                known[name] = _number(self.path / name)
         for name in known.keys() - names:
             del known[name]
         return max(known.values(), default=0)
@@ -196,17 +183,15 @@ class IndexFolder:
             yield
 
 
-def _place(folder: Path) -> tuple[int | None, str | None]:
-    """Returns number and parent of a version of any schema; None for what it does not name."""
+def _number(folder: Path) -> int:
+    """Returns the number of a version of any schema; 0 if its manifest is damaged."""
     try:
-        content = parse_json(_read(folder, MANIFEST))
-        base = (content["corpus"].get("update") or {}).get("base")
-        number, parent = content.get("number"), content.get("parent") or base
+        number = parse_json(_read(folder, MANIFEST))["number"]
     except FileNotFoundError:
         raise
-    except (OSError, CareError, ValueError, TypeError, KeyError, AttributeError):
-        return None, None
-    return number if isinstance(number, int) else None, parent
+    except (OSError, CareError, ValueError, TypeError, KeyError):
+        return 0
+    return number if isinstance(number, int) else 0
 
 
 def with_version(active: Callable[[], str], use: Callable[[str], _T]) -> _T:
@@ -252,7 +237,7 @@ def manifest_text(manifest: IndexManifest) -> str:
 
 
 def has_checksum(folder: Path) -> bool:
-    """Returns whether the manifest of a version has a checksum; older releases wrote none."""
+    """Returns whether the manifest of a version has a checksum."""
     return (folder / CHECKSUM).is_file()
 
 
@@ -399,8 +384,6 @@ def _with_base(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
     entry = SegmentEntry.model_validate(content["segments"][0])
     path, text = _read_segment(folder.parent / entry.folder, entry.sha256)
     base: dict[str, Any] = parse_json(text)
-    if base["schema_version"] != SCHEMA_VERSION:
-        base = upgrade_manifest(base)
     if base.get("segments"):
         reason = "is not a valid manifest: the first segment is not that of a build"
         raise IndexVersionError.at(path, reason, "invalid_manifest", field="segments")
@@ -411,17 +394,14 @@ def _parse_manifest(path: Path, text: bytes) -> IndexManifest:
     try:
         content = parse_json(text)
         schema = content["schema_version"]
-        if schema == SCHEMA_VERSION:
-            content = _with_base(path.parent, content)
-        elif schema in range(OLDEST_SCHEMA_VERSION, SCHEMA_VERSION):
-            content = upgrade_manifest(content)
-        else:
+        if schema not in range(OLDEST_SCHEMA_VERSION, SCHEMA_VERSION + 1):
             older = isinstance(schema, int) and schema < OLDEST_SCHEMA_VERSION
             reason = (
                 f"has schema version {schema}; supported are {OLDEST_SCHEMA_VERSION} to "
                 f"{SCHEMA_VERSION}: {'build the index again' if older else 'install a new release'}"
             )
             raise IndexVersionError.at(path, reason, "unsupported_schema", schema=schema)
+        content = _with_base(path.parent, content) | {"schema_version": SCHEMA_VERSION}
         return IndexManifest.model_validate_json(json.dumps(content))
     except ValidationError as error:
         raise _invalid(path, error) from error

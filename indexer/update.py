@@ -19,7 +19,7 @@ from core.errors import CareError, CorpusError, EmbeddingSpaceError, IndexVersio
 from core.files import remove_folder, remove_temporary, writing_in
 from core.filters import FilterReader
 from core.locks import exclusive
-from core.manifest import FULL_TEXT, TERMS, TOKENS, UNKNOWN, IndexManifest
+from core.manifest import FULL_TEXT, TERMS, TOKENS, IndexManifest
 from core.provenance import library_versions
 from core.versions import read_manifest, with_version
 from indexer.addition import Additions, add_segment
@@ -317,7 +317,7 @@ def check_encoding(
     """Raises EmbeddingSpaceError unless new vectors are like those of a version."""
     check_encoder(base, spec)
     before, now = (base.backend, base.dtype), (options.backend, options.dtype)
-    if not encode_all and UNKNOWN not in before and before != now:
+    if not encode_all and before != now:
         message = (
             f"index '{base.name}' was encoded with backend and dtype {' '.join(before)}, this "
             f"update uses {' '.join(now)}: use --backend {before[0]} --dtype {before[1]}, or "

@@ -206,35 +206,31 @@ def segment_folders(index: IndexFolder, versions: Iterable[str]) -> set[str]:
 
 
 def migrate(index: IndexWriter) -> list[str]:
-    """Rewrites the manifests of older releases in the current schema, with numbers and checksums.
+    """Rewrites the manifests of the release before this one in the current schema.
 
-    Other files do not change, and caches of services stay valid. Fields that the old schema lacks
-    are derived; the parent of a version of schema 1 is the version that was published before it.
+    Other files do not change, and caches of services stay valid.
 
     Returns:
         The ids of the migrated versions, oldest first.
 
     Raises:
-        IndexVersionError: If a manifest cannot be read; newer versions are already migrated.
+        IndexVersionError: If a manifest cannot be read; older versions are already migrated.
     """
     migrated: list[str] = []
     with index.changing("migrate"):
-        numbers = index.numbers()
-        needed = segment_folders(index, numbers)
-        # The newest first: versions without numbers precede those with numbers, also after a kill.
-        for version, before in reversed([*zip(numbers, [None, *numbers], strict=False)]):
+        versions = index.versions()
+        needed = segment_folders(index, versions)
+        for version in versions:
             folder = index.version(version)
             manifest = read_manifest(folder)
-            old_schema = schema_of(folder) != SCHEMA_VERSION
-            if old_schema or manifest.number is None or not has_checksum(folder):
-                parent = manifest.parent or (before if old_schema else None)
-                known = {"parent": parent, "number": numbers[version]}
+            # A migration that was killed leaves one without a checksum.
+            if schema_of(folder) != SCHEMA_VERSION or not has_checksum(folder):
                 remove_temporary(folder)
                 if version in needed and not has_segment(folder):
                     # Others name it with the checksum of the manifest as it was.
                     write_text(folder / SEGMENT_FILE, (folder / MANIFEST).read_text("utf-8"))
-                write_manifest(folder, manifest.model_copy(update=known))
-                migrated.insert(0, version)
+                write_manifest(folder, manifest)
+                migrated.append(version)
     return migrated
 
 

@@ -282,11 +282,8 @@ def build_app(
         metrics,
         engine,
         catalog,
-        access.keys,
-        access.limiter,
-        access.index_limiter,
+        access,
         answers,
-        access.tokens,
         chat,
         writes,
     )

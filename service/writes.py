@@ -67,12 +67,12 @@ class Writes:
         It goes on if the caller is cancelled. Raises `RequestError`, `QueryError` or
         `IndexVersionError` if it fails.
         """
-        return await asyncio.shield(self._spawn(write))
+        return await asyncio.shield(self._kept(self._run(write)))
 
     async def accept(self, write: Write) -> str:
         """Returns the id of a write that the writer process has accepted; errors as of `write`."""
         accepted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        task = self._spawn(write, accepted)
+        task = self._kept(self._run(write, accepted))
         task.add_done_callback(lambda _: accepted.cancel())
         try:
             return await accepted
@@ -127,11 +127,6 @@ class Writes:
 
         return await asyncio.shield(self._kept(run()))
 
-    def _spawn(
-        self, write: Write, accepted: "asyncio.Future[str] | None" = None
-    ) -> "asyncio.Task[Written]":
-        return self._kept(self._run(write, accepted))
-
     def _kept(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
         """Starts work that goes on if nobody waits for it any more."""
         task = asyncio.get_running_loop().create_task(work)
@@ -144,7 +139,7 @@ class Writes:
         if not task.cancelled():
             task.exception()  # nobody may wait for it any more
 
-    async def _run(self, write: Write, accepted: "asyncio.Future[str] | None") -> Written:
+    async def _run(self, write: Write, accepted: "asyncio.Future[str] | None" = None) -> Written:
         message = {"write": write.as_json(), "accepted": accepted is not None}
         with self._counted():
             async with self._sent(message) as answers:

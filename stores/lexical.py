@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,9 @@ from stores.order import with_ties
 from stores.term_list import USED, read_terms
 
 FORMAT = 1
-# Settings of the component: whether names have the terms that their spellings have in common; what
-# stands for a metadata value, its hash or, if it is not set, its position in the segment's table.
-_NAMES, _VALUES = "names", "labels"
-_HASHES = "hash"
+# Setting of the component: what stands for a metadata value, its hash or, if it is not set, its
+# position in the segment's table.
+_VALUES, _HASHES = "labels", "hash"
 # Tantivy's list of segments.
 _META = "meta.json"
 
@@ -96,19 +95,12 @@ def write_full_text(
 
 def full_text_component(files: Mapping[str, FileRecord]) -> Component:
     """Returns the entry for the manifest of a full text as this release writes it."""
-    settings = {_NAMES: True, _VALUES: _HASHES}
-    return Component(format=FORMAT, files=dict(files), settings=settings)
+    return Component(format=FORMAT, files=dict(files), settings={_VALUES: _HASHES})
 
 
 def is_current(component: Component) -> bool:
     """Returns whether a full text is as this release writes it, not as an older one did."""
-    return _settings(component) == (True, True)
-
-
-def _settings(component: Component) -> tuple[bool, bool]:
-    """Returns whether names have common terms, and whether hashes stand for values."""
-    settings = component.settings
-    return bool(settings.get(_NAMES)), settings.get(_VALUES) == _HASHES
+    return bool(component.settings.get(_VALUES) == _HASHES)
 
 
 def _write(
@@ -212,8 +204,7 @@ class LexicalIndex:
         deleted: BitMap | None = None,
     ) -> None:
         _check(parts)
-        names, self._hashed = _settings(parts[0].component)
-        self._terms = partial(terms, names=names)
+        self._hashed = is_current(parts[0].component)
         self.term_list = term_list
         self._deleted = deleted or BitMap()
         # Tantivy creates a lock file beside the files that it maps, and a version is immutable and
@@ -268,7 +259,7 @@ class LexicalIndex:
             the score of the last one (`stores/order.py`).
         """
         check()
-        own = self._terms(query, characters=characters)
+        own = terms(query, characters=characters)
         wanted = self._meant(query) | dict.fromkeys(own, 1.0)
         highest = (K1 + 1) * sum(self.weight(term) * boost for term, boost in wanted.items())
         if not (highest and self.live):
@@ -357,7 +348,7 @@ class LexicalIndex:
         parts = self.term_list.split(query) if self.term_list else [(query,)]
         words = []
         for part in parts:
-            ways = [set(self._terms(text, characters=False)) for text in part]
+            ways = [set(terms(text, characters=False)) for text in part]
             known = [way for way in ways if way and all(map(self.weight, way))]
             if known:
                 words.append(known)
@@ -382,7 +373,7 @@ class LexicalIndex:
     def _meant(self, query: str) -> dict[str, float]:
         """Returns the terms that a term list gives for a query, with their weight."""
         meant = self.term_list.matches(query) if self.term_list else ()
-        return dict.fromkeys(self._terms("，".join(meant), characters=False), _MEANT_WEIGHT)
+        return dict.fromkeys(terms("，".join(meant), characters=False), _MEANT_WEIGHT)
 
     def _conditions(
         self, selection: Selection, k: int, check: Check

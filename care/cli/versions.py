@@ -163,8 +163,7 @@ def verify(
     checked = has_checksum(folder.version(version))
     lines = [version_line(manifest, folder.version(version)), f"verified {version}"]
     if not checked:
-        lines[-1] += ", except its manifest: an older release wrote it without a checksum "
-        lines[-1] += "(`care versions migrate` adds one)"
+        lines[-1] += ", except its manifest: it has no checksum (`care versions migrate` adds one)"
     facts = version_facts(manifest, folder.version(version))
     show({**facts, "manifest_checksum": checked}, lines, as_json=json_)
 

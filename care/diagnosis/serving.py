@@ -6,8 +6,6 @@ import socket
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from pydantic import SecretStr
-
 from care.diagnosis.finding import Finding
 from care.options import vector_stores
 from core.breaker import Breaker
@@ -23,7 +21,7 @@ from service.access.api_keys import ApiKeys
 from service.access.guards import token_key_file
 from service.access.key_file import KeyFile
 from service.app import load_query_encoder, make_reranker
-from service.settings import Settings, ignored_port, read_settings
+from service.settings import Settings, ignored_port, plain, read_settings
 from service.workers.supervisor import choose_workers
 from stores.faiss.gpu import check_device, gpus
 
@@ -43,7 +41,7 @@ def check_serving(*, index_required: bool) -> Iterator[Finding]:
         if settings.api_keys_file:
             KeyFile(settings.api_keys_file, settings.index)
         else:
-            ApiKeys.parse(_plain(settings.api_keys), settings.index)
+            ApiKeys.parse(plain(settings.api_keys), settings.index)
         if settings.token_keys:
             token_key_file(settings, settings.token_keys)
     except CareError as error:
@@ -88,7 +86,7 @@ def check_pair(settings: Settings) -> tuple[Encoder | None, Finding]:
 def check_index(settings: Settings, encoder: Encoder, *, required: bool) -> Finding:
     """Opens the active version as the service does: files, checksums, canaries, vectors."""
     root, name = settings.indexes, settings.index
-    stores = vector_stores(_plain(settings.milvus_uri))
+    stores = vector_stores(plain(settings.milvus_uri))
     try:
         index = IndexFolder(root, name)
         in_milvus = settings.store == "milvus"
@@ -127,7 +125,7 @@ def check_faiss(settings: Settings) -> Finding:
 def check_milvus(settings: Settings) -> Finding:
     """Connects to Milvus."""
     try:
-        vector_stores(_plain(settings.milvus_uri)).get("milvus")
+        vector_stores(plain(settings.milvus_uri)).get("milvus")
     except CareError as error:
         return Finding.of("milvus", error)
     return Finding("milvus", "ok", "connected")
@@ -138,7 +136,7 @@ def check_redis(settings: Settings) -> Finding:
     from redis import RedisError
     from redis.asyncio import Redis
 
-    url = _plain(settings.redis_url)
+    url = plain(settings.redis_url)
     # Without user and password.
     parts = urlsplit(url)
     place = f"{parts.hostname or parts.path}:{parts.port or 6379}"
@@ -219,7 +217,3 @@ def _is_service(host: str, port: int) -> bool:
         return head.split()[1:2] == [b"200"] and bool(json.loads(body) == {"status": "live"})
     except (OSError, ValueError):
         return False
-
-
-def _plain(secret: SecretStr | None) -> str:
-    return secret.get_secret_value() if secret else ""

@@ -129,9 +129,10 @@ class LiveIndex:
                     segment = NewSegment.of(folder, version, written, manifest)
                 changed = Changed(removed, record, segment, encoded=len(encoded.vectors))
                 manifest = self._publish(state, version, folder, changed, started)
-        number = manifest.number or self._index.numbers()[manifest.version]
         return [
-            one if isinstance(one, CareError) else one.written(manifest.version, number)
+            one
+            if isinstance(one, CareError)
+            else one.written(manifest.version, manifest.number or 0)
             for one in results
         ]
 

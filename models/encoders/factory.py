@@ -7,18 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import get_args
 
-from core.choices import Backend, Dtype
 from core.encoders import Encoder, EncoderSpec, OffsetTokenizer, Pair, TokenVectorSpec
 from core.errors import CareError, PairError, ProviderError, required_packages
 from core.machine import available_cpus, cpu_flags
 from core.retries import RetryPolicy
 from models.encoders.onnx import OnnxEncoder, OnnxTokenEncoder
 from models.encoders.tokenizer import file_tokenizer
-
-BACKENDS: tuple[Backend, ...] = get_args(Backend)
-DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
 # Number of encoded tokens of a text, and whether it is truncated.
 TokenCount = tuple[int, bool]
@@ -42,11 +37,11 @@ _TRAINING = (
 class EncoderOptions:
     """The options of `care index` for the document encoder, with the values that they stand for."""
 
-    # One of `BACKENDS`. "auto" is ONNX Runtime for ONNX files; for a checkpoint it is vLLM if it is
+    # One of `Backend`. "auto" is ONNX Runtime for ONNX files; for a checkpoint it is vLLM if it is
     # installed and supports the checkpoint, and otherwise transformers.
     backend: str = "auto"
     threads: int = 0  # threads of ONNX Runtime or OpenVINO; 0 for all available processors
-    dtype: str = "auto"  # one of `DTYPES`; see `resolve_dtype`
+    dtype: str = "auto"  # one of `Dtype`; see `resolve_dtype`
     replicas: int = 1
     tensor_parallel: int = 1
     base_url: str | None = None

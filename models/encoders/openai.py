@@ -17,7 +17,6 @@ from pydantic import BaseModel, Field
 from core.encoders import EncoderSpec, Encoding, OffsetTokenizer
 from core.errors import EmbeddingServerError, PairError, TextRejectedError, VectorError
 from core.retries import RetryPolicy, TransientError, is_rejection, is_transient, retry_after
-from core.text import with_prompt
 from core.types import FloatArray
 from core.vectors import truncate_normalize
 from models.servers import TooLongError, authorization, http_client, post, route_url
@@ -114,7 +113,7 @@ class OpenAIEncoder:
         return self._tokenizer.token_offsets(text)
 
     async def _encode(self, texts: Sequence[str]) -> Encoding:
-        prompted = [with_prompt(self.spec.prompt, text) for text in texts]
+        prompted = [self.spec.prompt + text for text in texts]
         # Smaller requests if there are few texts, so that all connections are used.
         size = min(self._request_texts, -(-len(texts) // self._concurrency))
         permits = asyncio.Semaphore(self._concurrency)

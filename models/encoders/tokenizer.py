@@ -12,7 +12,6 @@ from tokenizers import Tokenizer, processors
 from core.encoders import EncoderSpec, Encoding
 from core.errors import PairError
 from core.files import sha256_file
-from core.text import with_prompt
 from core.types import FloatArray
 from core.vectors import truncate_normalize
 
@@ -45,7 +44,7 @@ class TextTokenizer:
 
     def __call__(self, texts: Sequence[str]) -> list[Tokens]:
         """Tokenizes texts with the prompt; truncation keeps special tokens."""
-        prompted = [with_prompt(self._prompt, text) for text in texts]
+        prompted = [self._prompt + text for text in texts]
         encoded = self._tokenizer.encode_batch_fast(prompted)
         return [Tokens(e.ids + self._end, bool(e.overflowing)) for e in encoded]
 
@@ -55,7 +54,7 @@ class TextTokenizer:
         Tokens of the prompt and special tokens have equal start and end. Tokens that are parts of
         one character, as in byte-level BPE, have the span of that character.
         """
-        head = self._tokenizer.encode(with_prompt(self._prompt, text))
+        head = self._tokenizer.encode(self._prompt + text)
         prompt_length = len(self._prompt)
         special_tokens = sum(head.special_tokens_mask) + len(self._end)
         return [(0, 0)] * special_tokens + [

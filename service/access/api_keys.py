@@ -22,7 +22,8 @@ _NAME_RULE = (
 
 _HASH = re.compile("[0-9a-f]{64}")
 _HASH_RULE = "64 digits 0-9 and a-f: make one with `care key`"
-# The fields of an entry in TOML.
+# The setting of entries in TOML, and their fields.
+_FILE = "CARE_API_KEYS_FILE"
 _FIELDS = ("name", "sha256", "expires", "comment", "grant")
 
 # A key with the SHA-256 of its secret.
@@ -56,7 +57,7 @@ class ApiKeys:
         return cls(_distinct(parsed, source))
 
     @classmethod
-    def parse_toml(cls, text: str, source: str = "CARE_API_KEYS_FILE") -> Self:
+    def parse_toml(cls, text: str) -> Self:
         """Parses tables `[[key]]` with `[[key.grant]]`.
 
         The CareError names the line, or the entry and its field, and does not quote secrets or
@@ -67,15 +68,13 @@ class ApiKeys:
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             # The message of the parser may quote a line.
             line = int((re.findall(r"at line (\d+)", str(error)) or [0])[-1])
-            message = f"{source} is not valid TOML" + (f" at line {line}" if line else "")
+            message = f"{_FILE} is not valid TOML" + (f" at line {line}" if line else "")
             raise CareError(message, code="invalid_key_file", line=line) from None
         keys = document.get("key")
         if document.keys() != {"key"} or not isinstance(keys, list):
-            message = f"{source} has something else than tables [[key]]"
+            message = f"{_FILE} has something else than tables [[key]]"
             raise CareError(message, code="invalid_key_file", line=0)
-        return cls(
-            _distinct((_read_entry(i, one, source) for i, one in enumerate(keys, 1)), source)
-        )
+        return cls(_distinct((_read_entry(i, one) for i, one in enumerate(keys, 1)), _FILE))
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -157,10 +156,10 @@ def _parse_entry(position: int, entry: str, index: str, source: str) -> _Entry:
     raise CareError(f"entry {position} of {source} {fault}", code=code, entry=position)
 
 
-def _read_entry(position: int, entry: Any, source: str) -> _Entry:
+def _read_entry(position: int, entry: Any) -> _Entry:
     def invalid(code: str, fault: str, **fields: Any) -> CareError:
         return CareError(
-            f"entry {position} of {source} {fault}", code=code, entry=position, **fields
+            f"entry {position} of {_FILE} {fault}", code=code, entry=position, **fields
         )
 
     if not isinstance(entry, dict) or not entry.keys() <= {*_FIELDS}:

@@ -57,7 +57,7 @@ class Access:
     tokens: Tokens | None  # what verifies signed tokens, if they are accepted
     files: Sequence[FollowedFile[Any]]  # the files that keys and tokens are verified by
     limiter: RateLimiter | None  # limits the rate of each key, if rates are limited
-    index_limiter: RateLimiter | None = None  # limits that of each index, if it is limited
+    index_limiter: RateLimiter | None  # limits that of each index, if it is limited
 
     @classmethod
     def of(
@@ -95,6 +95,11 @@ class Access:
             of_indexes = limiter(settings.index_rate_limit, settings.index_rate_burst)
         return cls(keys, tokens, files, of_keys, of_indexes)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the service has neither keys nor tokens."""
+        return not self.keys and self.tokens is None
+
 
 def token_key_file(settings: Settings, path: Path) -> FollowedFile[Tokens]:
     """Reads the keys of `CARE_TOKEN_KEYS`."""
@@ -111,18 +116,10 @@ class State:
     metrics: Metrics
     engine: Engine  # of the default index
     catalog: Catalog
-    keys: ApiKeys
-    limiter: RateLimiter | None
-    index_limiter: RateLimiter | None
+    access: Access
     answers: AnswerBudget
-    tokens: Tokens | None = None
-    chat: "ChatServer | None" = None  # what writes answers, if anything
-    writes: Writes | None = None  # what changes documents, if anything
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the service has neither keys nor tokens."""
-        return not self.keys and self.tokens is None
+    chat: "ChatServer | None"  # what writes answers, if anything
+    writes: Writes | None  # what changes documents, if anything
 
 
 def get_state(request: Request) -> State:
@@ -182,9 +179,10 @@ class RequireKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             state = cast("State", scope["app"].state.service)
-            if not state.is_open and not _is_open(scope["state"]["path"], state.settings):
+            access = state.access
+            if not access.is_open and not _is_open(scope["state"]["path"], state.settings):
                 try:
-                    scope["state"]["caller"] = caller = find_caller(state, Headers(scope=scope))
+                    scope["state"]["caller"] = caller = find_caller(access, Headers(scope=scope))
                 except RequestError as error:
                     state.metrics.rejections.labels(error.rejection).inc()
                     matching = (r for r in self._routes if r.matches(scope)[0] is not Match.NONE)
@@ -205,7 +203,7 @@ def client_of(scope: Scope) -> str:
     return scope["client"][0] if scope.get("client") else ""
 
 
-def find_caller(state: State, headers: Mapping[str, str]) -> Caller:
+def find_caller(access: Access, headers: Mapping[str, str]) -> Caller:
     """Returns who has the key or token in the header Authorization.
 
     RequestError if it is missing, unknown or not valid, or has expired.
@@ -214,7 +212,7 @@ def find_caller(state: State, headers: Mapping[str, str]) -> Caller:
     caller = None
     if scheme.lower() == "bearer":
         # A token has three parts, and a key has no dots.
-        known = state.tokens if state.tokens and secret.count(".") == 2 else state.keys
+        known = access.tokens if access.tokens and secret.count(".") == 2 else access.keys
         caller = known.find(secret)
     if caller is None:
         message = "the API key is missing or unknown: send 'Authorization: Bearer <key>'"
@@ -230,7 +228,7 @@ def check_role(request: Request, role: Role, index: str | None) -> Grant:
     has found must have the role; with None for the index, in any index.
     """
     state = get_state(request)
-    if state.is_open:
+    if state.access.is_open:
         if role == "search" or _is_local(request, state.settings.host):
             return EVERYTHING
         message = (
@@ -243,7 +241,7 @@ def check_role(request: Request, role: Role, index: str | None) -> Grant:
         return grant
     if "index" in request.path_params and not (caller and _granted(state, caller, index, "search")):
         raise unknown_index()
-    if role == "admin" and not (state.tokens or state.keys.has("admin")):
+    if role == "admin" and not (state.access.tokens or state.access.keys.has("admin")):
         message = "this route needs a key with the role admin; none is configured"
         raise RequestError("no_admin_key", message)
     name = caller.name if caller else ""
@@ -363,12 +361,12 @@ Timeout = Annotated[int | None, _header]
 
 async def charge_rate(request: Request, queries: int) -> None:
     """Charges the rate limits of the key and of the index for queries, texts or documents."""
-    state = get_state(request)
-    if state.limiter:
-        await _charge(state.limiter, _bucket(request.scope), queries)
+    access = get_state(request).access
+    if access.limiter:
+        await _charge(access.limiter, _bucket(request.scope), queries)
     index = request.scope["state"].get("index")
-    if state.index_limiter and index:
-        await _charge(state.index_limiter, _numbered("index", index), queries)
+    if access.index_limiter and index:
+        await _charge(access.index_limiter, _numbered("index", index), queries)
 
 
 async def _charge(limiter: RateLimiter, name: str, queries: int) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from errno import EFBIG
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from core.errors import CareError, describe
 from core.files import read_small
 from service.access.api_keys import ApiKeys
+from service.access.tokens import Tokens
 from service.observe.metrics import Metrics
 
 _LOG = logging.getLogger("care.service")
@@ -19,15 +20,7 @@ _READ_EVERY = 1.0
 _MAX_BYTES = 1 << 20
 
 
-class Keys(Protocol):
-    """Keys that others can take the place of."""
-
-    def __len__(self) -> int: ...
-
-    def replace(self, other: Self) -> None: ...
-
-
-_Keys = TypeVar("_Keys", bound=Keys)
+_Keys = TypeVar("_Keys", ApiKeys, Tokens)
 
 
 class FollowedFile(Generic[_Keys]):
@@ -40,10 +33,10 @@ class FollowedFile(Generic[_Keys]):
 
     def __init__(self, path: Path, parse: Callable[[bytes], _Keys], variable: str) -> None:
         self._path = path
-        self._parse = parse
+        self._parse: Callable[[bytes], _Keys] = parse
         self._variable = variable
         self._content = self._read()
-        self.keys = parse(self._content)
+        self.keys: _Keys = parse(self._content)
 
     async def follow(self, metrics: Metrics, *, quiet: bool = False) -> None:
         """Reads the file each second and replaces the keys when its content has changed.
@@ -112,7 +105,7 @@ def _parse(content: bytes, index: str) -> ApiKeys:
     text = content.decode("utf-8-sig", errors="replace")
     lines = text.splitlines()
     if any(line.lstrip().startswith("[") for line in lines):
-        return ApiKeys.parse_toml(text, "CARE_API_KEYS_FILE")
+        return ApiKeys.parse_toml(text)
     parts = [part for line in lines for part in line.partition("#")[0].split(",")]
     entries = ",".join(part for part in parts if part.strip())
     if not entries:

@@ -241,7 +241,7 @@ async def metrics(request: Request) -> Response:
     """
     state = get_state(request)
     # A grant in "*" is one in all indexes.
-    page = await state.metrics.page(with_indexes=state.is_open or may(request, "admin", "*"))
+    page = await state.metrics.page(with_indexes=state.access.is_open or may(request, "admin", "*"))
     return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from core.errors import CareError
 from search.snapshot import Snapshot
 from service.app import Shared, create_app
+from service.catalog import OpenVersion
 from service.errors import shown
 from service.http.listener import Listener
 from service.observe.metrics import Metrics
@@ -45,8 +46,6 @@ from stores.faiss.search import limit_threads
 # How often a worker shows that its event loop runs [s].
 BEAT = 0.5
 _PR_SET_PDEATHSIG = 1
-
-OpenVersion = Callable[..., Snapshot]
 
 
 class Supervision:

@@ -1,1 +1,1 @@
-"""Vectors in a Milvus collection for each version; an alias points to the active one's."""
+"""Vectors in a Milvus collection for each version; the head names the active one."""

@@ -5,7 +5,6 @@ Scores have the statistics of the build, so that they do not depend on what was 
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from threading import Lock
 from weakref import WeakKeyDictionary
@@ -90,7 +89,6 @@ class MilvusFullText(_ByShares):
         mean: float,
     ) -> None:
         self._rows, self._terms_table = rows, terms_
-        self._terms = partial(terms, names=True)
         self.term_list = term_list
         self.live = self.count = count
         self.mean = mean
@@ -216,7 +214,7 @@ class JoinedFullText(_ByShares):
         deleted: _Mask,
     ) -> None:
         self._base, self._starts, self._dead = base, firsts, deleted
-        self._terms, self.term_list = base._terms, base.term_list
+        self.term_list = base.term_list
         self.count = len(deleted)
         self.live = self.count - int(deleted.sum())
         self._postings = [_postings_of(own, base.mean) for own in documents]

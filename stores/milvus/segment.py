@@ -304,10 +304,6 @@ class MilvusFilters(FilterReader):
             _keep(self._required, key, required)
         return required
 
-    @property
-    def is_counted(self) -> bool:
-        return "_frequent" in self.__dict__
-
     @cached_property
     def _frequent(self) -> dict[str, list[CountedValue]]:
         found = self._values.query(f"{RANK} >= 0", [LABEL, VALUE, COUNT, RANK])

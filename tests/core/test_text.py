@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from core.text import document_text, first_sentence, normalize_text, with_prompt
+from core.text import document_text, first_sentence, normalize_text
 
 # With lone surrogates, which JSON can contain.
 ANY_TEXT = st.text(st.characters())
@@ -64,10 +64,6 @@ def test_examples_of_normalised_texts(text: str, expected: str) -> None:
 def test_a_document_text_is_normalised_title_then_text(title: str, text: str) -> None:
     lines = [line for line in (normalize_text(title), normalize_text(text)) if line]
     assert document_text(title, text).split("\n") == (lines or [""])
-
-
-def test_the_prompt_comes_before_the_text() -> None:
-    assert with_prompt("查询：", "头痛") == "查询：头痛"
 
 
 @pytest.mark.parametrize(

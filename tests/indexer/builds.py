@@ -51,7 +51,7 @@ def open_files(more: int) -> Iterator[None]:
 
 
 def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
-    """Edits the manifest of a version in place, without a checksum as in older releases."""
+    """Edits the manifest of a version in place, without a checksum."""
     (folder / "manifest.sha256").unlink(missing_ok=True)
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text("utf-8"))
@@ -59,12 +59,9 @@ def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
     path.write_text(json.dumps(manifest), encoding="utf-8")
 
 
-def to_schema_1(manifest: dict[str, Any]) -> None:
-    """Removes the fields of a manifest that schema 1 does not have."""
-    manifest["schema_version"] = 1
-    names = ("parent", "number", "backend", "dtype", "store", "components", "thresholds", "fusion")
-    for name in names:
-        del manifest[name]
+def to_schema_2(manifest: dict[str, Any]) -> None:
+    """Makes a manifest one of schema 2, which has the same fields."""
+    manifest["schema_version"] = 2
 
 
 def only_folder(path: Path) -> Path:

@@ -27,7 +27,7 @@ from search.snapshot import Snapshot, load_index
 from search.task import SearchTask
 from tests.conftest import make_records, write_jsonl
 from tests.encoders import BigramEncoder
-from tests.indexer.builds import edit_manifest, to_schema_1
+from tests.indexer.builds import edit_manifest, to_schema_2
 from tests.indexer.commands import Command, Process, execute
 
 CORPORA = 3
@@ -113,10 +113,6 @@ class Model:
         return True
 
 
-def _without_number(manifest: dict[str, Any]) -> None:
-    del manifest["number"]
-
-
 def _chain(versions: Sequence[str]) -> dict[str, str | None]:
     return dict(zip(versions, [None, *versions], strict=False))
 
@@ -132,7 +128,7 @@ class Life(RuleBasedStateMachine):
         self.reader: Snapshot | None = None
         self.is_clean = False
 
-    @initialize(edit=st.sampled_from([None, _without_number, to_schema_1]))
+    @initialize(edit=st.sampled_from([None, to_schema_2]))
     def start(self, edit: Callable[[dict[str, Any]], Any] | None) -> None:
         shutil.copytree(_template(built=bool(edit)), self.folder, dirs_exist_ok=True)
         versions = _read_lines(self.folder / "order")
@@ -269,10 +265,8 @@ class Life(RuleBasedStateMachine):
     def versions_are_listed_in_order(self) -> None:
         assert IndexFolder(self.folder / "indexes", "test").versions() == self.model.versions
         for version, parent in self.model.parents.items():
-            if version in self.model.versions and "number" in (
-                m := _manifest(self.index / version)
-            ):
-                assert parent in (None, m["parent"])
+            if version in self.model.versions:
+                assert parent in (None, _manifest(self.index / version)["parent"])
 
     @invariant()
     def nothing_is_left_after_a_prune(self) -> None:

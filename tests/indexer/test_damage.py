@@ -90,7 +90,7 @@ def test_a_missing_file_is_refused_but_for_the_checksum_of_the_manifest(
     for path in files_of(published):
         folder = next(copies)
         (folder / path.relative_to(published)).unlink()
-        if path.name == "manifest.sha256":  # as written by older releases
+        if path.name == "manifest.sha256":  # it is written after the manifest
             verify_version(folder)
         else:
             with pytest.raises(IndexVersionError):

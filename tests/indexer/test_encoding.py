@@ -1,11 +1,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
+from core.choices import Backend, Dtype
 from core.encoders import Encoding
 from core.errors import TextRejectedError, VectorError
 from core.manifest import Chunking
@@ -13,12 +14,15 @@ from core.shards import complete_shards
 from core.text import document_text
 from core.types import FloatArray
 from indexer.build import encode
-from models.encoders.factory import BACKENDS, DTYPES, default_batch_size
+from models.encoders.factory import default_batch_size
 from tests.conftest import make_records
 from tests.encoders import BigramEncoder
 from tests.errors import raises
 from tests.indexer.builds import BATCH_SIZE, SHARD_SIZE
 from tests.indexer.conftest import OptionsMaker
+
+BACKENDS = [name for name in get_args(Backend) if name != "auto"]
+DTYPES = get_args(Dtype)
 
 
 def shards(folder: Path) -> FloatArray:
@@ -134,7 +138,7 @@ def test_other_settings_encodings_encoders_and_chunks_have_separate_folders(
 ) -> None:
     changes: list[dict[str, Any]] = [
         *({"shard_size": 8}, {"batch_size": 2}),
-        *({"backend": backend, "dtype": dtype} for backend in BACKENDS[1:] for dtype in DTYPES),
+        *({"backend": backend, "dtype": dtype} for backend in BACKENDS for dtype in DTYPES),
         *({"chunking": Chunking(tokens=25, overlap=overlap)} for overlap in (0, 5)),
     ]
     settings = [options(make_records(4), **each) for each in changes]
@@ -144,6 +148,6 @@ def test_other_settings_encodings_encoders_and_chunks_have_separate_folders(
 
 
 def test_the_default_batch_size_depends_on_the_backend() -> None:
-    sizes = {name: default_batch_size(name) for name in BACKENDS[1:]}
+    sizes = {name: default_batch_size(name) for name in BACKENDS}
     assert {name for name, size in sizes.items() if size != 32} == {"vllm"}
     assert sizes["vllm"] == 1024

@@ -21,7 +21,7 @@ from care.diagnosis.serving import (
 from service.settings import Settings
 from tests.conftest import Builder, make_records
 from tests.encoders import BigramEncoder
-from tests.indexer.builds import edit_manifest, to_schema_1
+from tests.indexer.builds import edit_manifest, to_schema_2
 from tests.redis_server import run_redis
 from tests.service.test_rerank import reranker
 
@@ -67,7 +67,7 @@ def test_an_old_manifest_is_a_warning_that_names_the_command(
     build_version: Builder, indexes: Path
 ) -> None:
     version = build_version(make_records(20)).version
-    edit_manifest(indexes / "test" / version, to_schema_1)
+    edit_manifest(indexes / "test" / version, to_schema_2)
     finding = findings()["index"]
     assert finding.status == "warning"
     assert "care versions migrate --index test" in finding.advice
