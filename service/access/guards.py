@@ -251,9 +251,9 @@ def check_role(request: Request, role: Role, index: str | None) -> Grant:
 
 def check_again(request: Request, role: Role) -> None:
     """Checks the key and its role in the index, as before a long request; raises `RequestError`."""
-    of_request, state = request.scope["state"], get_state(request)
-    if not state.is_open:
-        of_request["caller"] = find_caller(state, request.headers)
+    of_request, access = request.scope["state"], get_state(request).access
+    if not access.is_open:
+        of_request["caller"] = find_caller(access, request.headers)
     of_request["grant"] = check_role(request, role, index_name(request))
 
 

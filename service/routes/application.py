@@ -28,14 +28,16 @@ class Application(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         """Returns the OpenAPI document, with the schemas of errors that routes refer to."""
-        if not self.openapi_schema:
-            schemas = super().openapi()["components"]["schemas"]
-            _, problems = models_json_schema(
-                [(Problem, "serialization"), (OpenAIProblem, "serialization")], ref_template=SCHEMA
-            )
-            schemas.update(jsonable_encoder(problems["$defs"], exclude_none=True))
-            self.openapi_schema["components"]["schemas"] = dict(sorted(schemas.items()))
-        return self.openapi_schema
+        if self.openapi_schema:
+            return self.openapi_schema
+        document = super().openapi()
+        _, problems = models_json_schema(
+            [(Problem, "serialization"), (OpenAIProblem, "serialization")], ref_template=SCHEMA
+        )
+        schemas = document["components"]["schemas"]
+        schemas |= jsonable_encoder(problems["$defs"], exclude_none=True)
+        document["components"]["schemas"] = dict(sorted(schemas.items()))
+        return document
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one ASGI connection, without FastAPI's telemetry."""
