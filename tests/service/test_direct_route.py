@@ -11,7 +11,7 @@ from starlette.routing import Mount
 
 from core.manifest import IndexManifest
 from service.access.api_keys import ApiKeys
-from service.access.guards import Anyone, RequireRole
+from service.access.guards import Access, Anyone, RequireRole
 from service.app import create_app
 from service.errors import RequestError
 from service.routes.direct_route import DirectRoute, routes_for
@@ -39,9 +39,7 @@ def client_of(router: APIRouter) -> TestClient:
     app = FastAPI()
     app.state.service = SimpleNamespace(
         settings=Settings(host="0.0.0.0"),
-        keys=ApiKeys.parse("", "test"),
-        tokens=None,
-        is_open=True,
+        access=Access(ApiKeys.parse("", "test"), None, (), None, None),
         catalog=SimpleNamespace(default_name="test"),
     )
     app.router.routes.extend(router.routes)
