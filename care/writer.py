@@ -157,16 +157,13 @@ class _Queue:
             return _shown(error, "an index cannot be created or deleted")
 
     def _merge(self) -> bool:
-        """Joins small segments; if a build of the index runs, a later commit does.
-
-        Returns:
-            Whether the base is to be built anew.
-        """
+        """Joins small segments; returns whether the base is to be built anew."""
         try:
             if self._live:
                 self._live.merge()
                 return self._live.is_large
         except Exception as error:
+            # While a build of the index runs, it is locked: a later commit joins them.
             if not (isinstance(error, CareError) and error.code == "locked"):
                 self._live = None
                 _LOG.error("segments cannot be merged", extra={"fields": _fields(error)})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
-_MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")
+MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")
 CPU_INFO = Path("/proc/cpuinfo")
 # What the driver of NVIDIA is asked, and for how long [s].
 _FIELDS = ("name", "memory.total", "memory.free", "driver_version")
@@ -36,7 +36,7 @@ def affinity() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def available_memory(memory_max: Path = _MEMORY_MAX) -> int:
+def available_memory(memory_max: Path = MEMORY_MAX) -> int:
     """Returns the memory that this process may use: of the machine or the cgroup [bytes]."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:

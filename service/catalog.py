@@ -147,11 +147,6 @@ class Catalog:
         engine = next(iter(self._engines.values()))
         return Opened(engine, self.served.index, self.served.is_active)
 
-    @property
-    def open_names(self) -> list[str]:
-        """The names of the open indexes, the one used longest ago first."""
-        return [self.default_name, *self._served]
-
     def names(self) -> dict[str, list[str]]:
         """Returns the names of all indexes that are served, each with its aliases."""
         found: dict[str, list[str]] = {self.default_name: []}

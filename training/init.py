@@ -56,7 +56,7 @@ def prepare(
     if init.lookup is not None:
         return _lookup(init, key, out, adapter)
     init = _with_facts_of_pair(init)
-    source, adapter, identity = _source(init, key, out, adapter)
+    source, adapter, identity = _source(init, out, adapter)
     _, dense = read_modules(source, init.pooling)
     if len(dense) > 1:
         reason = f"{source} has {len(dense)} Dense modules; training supports one"
@@ -171,7 +171,7 @@ def _with_facts_of_pair(init: EncoderInit) -> EncoderInit:
 
 
 def _source(
-    init: EncoderInit, key: str, out: Path, adapter: Path | None
+    init: EncoderInit, out: Path, adapter: Path | None
 ) -> tuple[Path, Path | None, dict[str, str]]:
     """Returns the source of an initial checkpoint: its folder, adapter and identity."""
     if init.pair is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from care.diagnosis.finding import Finding
 from care.diagnosis.packages import INSTALL_GPU_BUILDS
-from core.machine import CPU_INFO, affinity, available_cpus, cpu_flags, visible_gpus
+from core.machine import CPU_INFO, MEMORY_MAX, affinity, available_cpus, cpu_flags, visible_gpus
 
 _OLDEST_PYTHON = (3, 11)
 _GIB = 2**30
@@ -17,7 +17,6 @@ _GIB = 2**30
 _MIN_MEMORY = 1.0
 _MIN_DISK = 1.0
 _MEMORY_INFO = Path("/proc/meminfo")
-_CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
 # Instructions that int8 encoders gain from, by their names on x86 and ARM.
 _FEATURES = ("avx2", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 _FAST = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}
@@ -64,7 +63,7 @@ def check_features(cpu_info: Path = CPU_INFO) -> Finding:
     return Finding("features", "warning", listed, advice)
 
 
-def check_memory(memory_info: Path = _MEMORY_INFO, limit: Path = _CGROUP_MEMORY) -> Finding:
+def check_memory(memory_info: Path = _MEMORY_INFO, limit: Path = MEMORY_MAX) -> Finding:
     """Checks the memory that is free, within the limit of the container."""
     try:
         lines = (line.split() for line in memory_info.read_text().splitlines())

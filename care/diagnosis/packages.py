@@ -34,7 +34,7 @@ _SHOWN = 5
 _UNCHECKED = "setuptools"
 
 
-def check_packages(constraints: Path = _CONSTRAINTS) -> Iterator[Finding]:
+def check_packages() -> Iterator[Finding]:
     """Checks that required packages are installed, in tested versions, and lists extras."""
     try:
         listed = requires("care-retrieval") or []
@@ -48,7 +48,7 @@ def check_packages(constraints: Path = _CONSTRAINTS) -> Iterator[Finding]:
         advice = "Install them: pip install care-retrieval."
         yield Finding("packages", "error", f"not installed: {', '.join(absent)}", advice)
     else:
-        yield check_versions(constraints)
+        yield check_versions()
     for library in LIBRARIES:
         yield check_build(library)
     for extra, purpose in _EXTRAS.items():
