@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from core.errors import CareError
 from core.writes import INVALID_RECORD, Rejected, Write, Written
 from service.access.guards import (
     charge_rate,
@@ -164,11 +165,11 @@ async def write_lines(request: Request, timeout_ms: int | None) -> dict[str, Any
                 most = min(2 * most, settings.max_documents)
             elif took > seconds / 4:
                 most = max(1, most // 2)
-    except RequestError as error:
-        if not last:
-            raise
-        message = f"{error}; the lines up to {last} are written: send the request again"
-        raise RequestError(error.code, message, (), error.rejection, **error.fields) from error
+    except CareError as error:
+        if last:
+            written = f"the lines up to {last} are written: send the request again"
+            error.args = (f"{error}; {written}",)
+        raise
     if not last:
         raise invalid([{"type": "missing", "loc": (), "msg": "has no document"}])
     index = {"name": index_name(request), "version": total.written.version}

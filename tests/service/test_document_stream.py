@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from care.writer import Writer
-from core.errors import CareError
+from core.errors import CareError, CorpusError
 from service.access.api_keys import new_key
 from service.app import create_app
 from service.routes import document_stream
@@ -196,6 +196,27 @@ async def test_a_service_that_ends_stops_a_stream(connecting: Connecting, live: 
         status, _, body = await client.answer()
         assert (status, json.loads(body)["code"]) == (503, "shutting_down")
         assert "lines up to 8 " in json.loads(body)["detail"]
+
+
+@pytest.mark.parametrize("error", [CareError, CorpusError])
+async def test_an_error_says_up_to_which_line_documents_are_written(
+    connecting: Connecting,
+    live: HeldLive,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[CareError],
+) -> None:
+    monkeypatch.setattr(document_stream, "_PATIENCE", 0.05)
+    async with connecting() as connect:
+        client = await connect()
+        await client.send(CHUNKED + chunk(line(record(0))))
+        await until(lambda: len(live.writes) == 1)
+        live.failure = error("the disk is full", code="disk_full")
+        status, _, body = await client.request(chunk(line(record(1))) + END)
+        assert (status, json.loads(body)["code"]) == (
+            503 if error is CareError else 422,
+            "disk_full",
+        )
+        assert "lines up to 1 are written" in json.loads(body)["detail"]
 
 
 async def test_a_key_that_is_removed_meanwhile_writes_no_more(
