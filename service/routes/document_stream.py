@@ -171,8 +171,8 @@ async def write_lines(request: Request, timeout_ms: int | None) -> dict[str, Any
                 most = max(1, most // 2)
     except CareError as error:
         if last:
-            written = f"the lines up to {last} are written: send the request again"
-            error.args = (f"{error}; {written}",)
+            done = f"the lines up to {last} are written: send the request again"
+            error.args = (f"{error}; {done}",)
         raise
     if not last:
         raise invalid([{"type": "missing", "loc": (), "msg": "has no document"}])
