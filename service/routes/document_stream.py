@@ -3,12 +3,15 @@
 import asyncio
 from codecs import BOM_UTF8
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from core.errors import CareError
 from core.writes import INVALID_RECORD, Rejected, Write, Written
 from service.access.guards import (
     charge_rate,
@@ -21,6 +24,8 @@ from service.access.guards import (
 from service.errors import RequestError
 from service.http.body import invalid, parse_line
 from service.writes import before_deadline, changes
+
+_T = TypeVar("_T")
 
 # Documents of the first group. The next has twice as many if that took less than `_SHORT` [s], and
 # half as many if it took more than a quarter of its time; at most `CARE_MAX_DOCUMENTS`.
@@ -164,11 +169,11 @@ async def write_lines(request: Request, timeout_ms: int | None) -> dict[str, Any
                 most = min(2 * most, settings.max_documents)
             elif took > seconds / 4:
                 most = max(1, most // 2)
-    except RequestError as error:
-        if not last:
-            raise
-        message = f"{error}; the lines up to {last} are written: send the request again"
-        raise RequestError(error.code, message, (), error.rejection, **error.fields) from error
+    except CareError as error:
+        if last:
+            done = f"the lines up to {last} are written: send the request again"
+            error.args = (f"{error}; {done}",)
+        raise
     if not last:
         raise invalid([{"type": "missing", "loc": (), "msg": "has no document"}])
     index = {"name": index_name(request), "version": total.written.version}
@@ -190,14 +195,18 @@ async def _write_group(
     faults = {place: value for place, value in enumerate(found) if isinstance(value, str)}
     put = tuple(value for value in found if isinstance(value, dict))
     write = Write(index_name(request), put=put, within=visible_to(request) or None)
-    loop = asyncio.get_running_loop()
     async with before_deadline(deadline):
-        while True:
-            try:
-                await charge_rate(request, len(group))
-                return faults, await writes_of(request).write(write)
-            except RequestError as error:
-                wait = float(error.fields.get("retry_after", 1.0))
-                if error.code not in _WAIT_AFTER or loop.time() + wait > deadline:
-                    raise
-                await asyncio.sleep(wait)
+        await _in_turn(partial(charge_rate, request, len(group)), deadline)
+        return faults, await _in_turn(partial(writes_of(request).write, write), deadline)
+
+
+async def _in_turn(ask: Callable[[], Awaitable[_T]], deadline: float) -> _T:
+    """Asks again as long as it is not the group's turn, and there is time."""
+    while True:
+        try:
+            return await ask()
+        except RequestError as error:
+            wait = float(error.fields.get("retry_after", 1.0))
+            if error.code not in _WAIT_AFTER or asyncio.get_running_loop().time() + wait > deadline:
+                raise
+            await asyncio.sleep(wait)

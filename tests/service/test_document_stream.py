@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from care.writer import Writer
-from core.errors import CareError
+from core.errors import CareError, CorpusError
+from core.writes import Write, Written
 from service.access.api_keys import new_key
 from service.app import create_app
 from service.routes import document_stream
@@ -196,6 +197,46 @@ async def test_a_service_that_ends_stops_a_stream(connecting: Connecting, live: 
         status, _, body = await client.answer()
         assert (status, json.loads(body)["code"]) == (503, "shutting_down")
         assert "lines up to 8 " in json.loads(body)["detail"]
+
+
+@pytest.mark.parametrize("error", [CareError, CorpusError])
+async def test_an_error_says_up_to_which_line_documents_are_written(
+    connecting: Connecting,
+    live: HeldLive,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[CareError],
+) -> None:
+    monkeypatch.setattr(document_stream, "_PATIENCE", 0.05)
+    async with connecting() as connect:
+        client = await connect()
+        await client.send(CHUNKED + chunk(line(record(0))))
+        await until(lambda: len(live.writes) == 1)
+        live.failure = error("the disk is full", code="disk_full")
+        status, _, body = await client.request(chunk(line(record(1))) + END)
+        assert (status, json.loads(body)["code"]) == (
+            503 if error is CareError else 422,
+            "disk_full",
+        )
+        assert "lines up to 1 are written" in json.loads(body)["detail"]
+
+
+async def test_a_group_that_waits_for_the_queue_is_charged_once(
+    connecting: Connecting, live: HeldLive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charged: list[int] = []
+    commit, full = live.commit, [CareError("full", code="overloaded", retry_after=0.01)] * 3
+
+    async def charge(_: object, documents: int) -> None:
+        charged.append(documents)
+
+    def commit_later(writes: Sequence[Write]) -> list[Written | CareError]:
+        return [full.pop()] if full else commit(writes)
+
+    monkeypatch.setattr(document_stream, "charge_rate", charge)
+    monkeypatch.setattr(live, "commit", commit_later)
+    async with connecting() as connect:
+        status, answer = await asked(await connect(), line(record(0)) + line(record(1)))
+    assert (status, answer["added"], charged) == (200, 2, [2])
 
 
 async def test_a_key_that_is_removed_meanwhile_writes_no_more(
