@@ -185,7 +185,11 @@ async def versions_of_index(request: Request, index: IndexName, timeout_ms: Time
 async def documents(
     request: Request, limit: Limit = 20, after: After = None, timeout_ms: Timeout = None
 ) -> Any:
-    """Lists the documents of an index, in the order of its corpus."""
+    """Lists the documents of an index, in the order of its corpus.
+
+    A document that is replaced moves to the end. So if documents are written between two pages,
+    the next one can leave documents out, or its `after` be unknown.
+    """
     await charge_rate(request, 1)
     opened = await opened_index(request, timeout_ms)
     with admitted(request, timeout_ms, size_of_hits(opened.snapshot, limit)) as deadline:
