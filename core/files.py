@@ -47,6 +47,11 @@ def read_small(path: Path, limit: int = SMALL_BYTES, *, links: bool = True) -> b
     return content
 
 
+def relative_path(path: Path, folder: Path) -> Path:
+    """Returns a path relative to a folder, which holds also if symbolic links lead to either."""
+    return Path(os.path.relpath(path.parent.resolve() / path.name, folder.resolve()))
+
+
 def sha256_file(path: Path) -> str:
     """Returns the SHA-256 of a regular file as 64 hexadecimal digits."""
     with open_regular(path) as file:
