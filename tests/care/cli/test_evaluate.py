@@ -71,7 +71,7 @@ def command(tmp_path: Path) -> list[str]:
     return ["evaluate", "--index", "x", "--queries", str(queries), "--qrels", str(qrels)]
 
 
-@pytest.mark.parametrize("output", ["none/scores.json", "."])
+@pytest.mark.parametrize("output", ["none/scores.json", ".", "/dev/null"])
 def test_an_output_that_cannot_be_written_is_wrong_usage(
     command: list[str], output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
