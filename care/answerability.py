@@ -1,6 +1,7 @@
 """Calibrating and measuring the score that says whether an index answers a query."""
 
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -129,6 +130,7 @@ def _questions(
     snapshot: Snapshot, options: AnswerabilityOptions
 ) -> tuple[list[_Question], list[_Question]]:
     """Reads the questions that the index answers, with their relevant rows, and the others."""
+    names = Counter(map(_name, (*options.queries, *options.unanswerable)))
     qrels: dict[str, set[str]] = {}
     for path in options.qrels or ():
         for query, grades in read_qrels(path).items():
@@ -144,19 +146,20 @@ def _questions(
             True,
             [row for each in sorted(qrels.get(id_, ())) for row in rows.get(each, ())],
         )
-        for name, id_, text in _read(options.queries)
-    ], [_Question(name, id_, text, False) for name, id_, text in _read(options.unanswerable)]
+        for name, id_, text in _read(options.queries, names)
+    ], [_Question(name, id_, text, False) for name, id_, text in _read(options.unanswerable, names)]
 
 
-def _read(paths: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
-    """Yields name of the file, id and text of each question."""
+def _name(path: Path) -> str:
+    return path.name.removesuffix(".jsonl").removesuffix(".queries")
+
+
+def _read(paths: Sequence[Path], names: Mapping[str, int]) -> Iterator[tuple[str, str, str]]:
+    """Yields name of the file, its path if others have the name, and id and text of questions."""
     for path in paths:
+        name = _name(path) if names[_name(path)] == 1 else str(path)
         for id_, text in read_queries(path).items():
-            yield (
-                path.name.removesuffix(".jsonl").removesuffix(".queries"),
-                id_,
-                check_text(text, _MAX_CHARS),
-            )
+            yield name, id_, check_text(text, _MAX_CHARS)
 
 
 def _vectors(encoder: Encoder, texts: Sequence[str]) -> dict[str, FloatArray]:

@@ -185,7 +185,8 @@ def update_index(
     deleted = Path(delete) if isinstance(delete, str) else delete
     # As of a corpus, ids can be whole numbers.
     ids = deleted if isinstance(deleted, Path | None) else list(map(str, deleted))
-    if add is None and ids is None and _only_components(given, settings, base):
+    alone = add is None and ids is None and not encode_all
+    if alone and _only_components(given, settings, base):
         manifest = update_components(settings, base, pair.document)
         return _version(manifest or base, chosen, built=manifest is not None)
     with corpus_path(add if add is not None else "", chosen.builds) as path:
@@ -313,7 +314,7 @@ def _only_components(given: IndexOptions, settings: BuildOptions, base: IndexMan
         settings.store == base.store == "faiss"
         and given.factory in (None, base.factory)
         and given.recall in (None, base.recall.target)
-        and not given.chunk_tokens
+        and not (given.queries or given.chunk_tokens)
     )
     only_weight = same_components(base, settings)
     return (

@@ -79,8 +79,8 @@ def in_a_folder(path: Path | None) -> Path | None:
     """Checks that a file can be written, before a measurement whose result would be lost."""
     if path and not path.parent.is_dir():
         raise typer.BadParameter(f"the folder {path.parent} does not exist.")
-    if path and path.is_dir():
-        raise typer.BadParameter(f"{path} is a folder.")
+    if path and path.exists() and not path.is_file():  # root could replace /dev/null
+        raise typer.BadParameter(f"{path} is a folder, a device or a pipe.")
     return path
 
 

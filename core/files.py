@@ -47,6 +47,11 @@ def read_small(path: Path, limit: int = SMALL_BYTES, *, links: bool = True) -> b
     return content
 
 
+def relative_path(path: Path, folder: Path) -> Path:
+    """Returns a path relative to a folder, which holds also if symbolic links lead to either."""
+    return Path(os.path.relpath(path.parent.resolve() / path.name, folder.resolve()))
+
+
 def sha256_file(path: Path) -> str:
     """Returns the SHA-256 of a regular file as 64 hexadecimal digits."""
     with open_regular(path) as file:
@@ -66,12 +71,15 @@ def sync(path: Path) -> None:
 def atomic(path: Path, *, flushed: bool = False) -> Iterator[Path]:
     """Yields a temporary path in the same folder; it replaces `path` when the block succeeds.
 
-    After an error or a kill, `path` is unchanged. The temporary name is unique, so processes that
-    write the same file do not disturb each other: the last one wins. A killed process leaves its
-    temporary file to `remove_temporary`. With `flushed` the block flushes the file to disk.
+    After an error or a kill, `path` is unchanged; a folder, device or pipe is an OSError. The
+    temporary name is unique, so processes that write the same file do not disturb each other: the
+    last one wins. A killed process leaves its temporary file to `remove_temporary`. With `flushed`
+    the block flushes the file to disk.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.ENOTSUP, "is a device or pipe, not a file", str(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN_BYTES)}.tmp")
     try:
         yield temporary

@@ -17,7 +17,7 @@ from core.provenance import commit, environment, hardware
 from core.types import Document, Mode, Query
 from evaluation.beir import Qrels, Run, read_judged_queries
 from evaluation.bm25 import ENGINE, LABELS, bm25_run
-from evaluation.comparison import Comparison, compare_runs
+from evaluation.comparison import Comparison, compare_runs, run_name
 from evaluation.index_search import Reranker, Searcher
 from evaluation.statistics import Difference, paired_difference
 from evaluation.weights import (
@@ -160,6 +160,10 @@ def evaluate_index(
         max_query_chars: Most characters of a query.
         others: Further systems by their names in the comparison.
     """
+    own = {run_name(name) for name in (*get_args(Mode), *LABELS.values())}
+    if taken := [name for name in others or () if run_name(name) in own]:
+        message = f"a row of the table has the name '{taken[0]}' already: rename the pair or run"
+        raise CareError(message, code="duplicate_system", system=taken[0])
     judged, judgements = read_judged_queries(queries, qrels, max_query_chars)
     snapshot, encoder = open_index()
     manifest = snapshot.manifest

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from evaluation.beir import Qrels, Run
 from evaluation.index_search import ChannelHit
-from evaluation.metrics import NDCG_10, ranked, score_queries
+from evaluation.metrics import NDCG_10, ranked, score_queries, without_excluded
 from evaluation.statistics import Difference, paired_difference
 
 # Hits of a query that are fused again. They are the first ones by the weight of the index; the
@@ -87,13 +87,14 @@ def suggest_min_score(qrels: Qrels, run: Run) -> MinScoreSuggestion | None:
 
     The threshold is computed over the hits of all judged queries together, and rounded down to
     four decimals. A hit with grade 1 or above is relevant; documents without a judgement count as
-    not relevant. The run is that of the service without `min_score`. None if fewer than 20 queries
-    have a relevant hit in their top 10.
+    not relevant, and those of the grade -1 do not count. The run is that of the service without
+    `min_score`. None if fewer than 20 queries have a relevant hit in their top 10.
     """
     relevant: list[float] = []
     others: list[float] = []
     best: list[float] = []
     queries = 0
+    run = without_excluded(qrels, run)
     for query, grades in qrels.items():
         hits = ranked(run.get(query, {}))[:SCORED_HITS]
         scores = [score for id_, score in hits if grades.get(id_, 0) > 0]

@@ -39,7 +39,7 @@ _SUFFIXES = (".jsonl", f".jsonl{_GZIP}", PARQUET)
 # Files that `datasets` writes beside the rows of a data set.
 _DATASET = ("dataset_info.json", "dataset_dict.json", "state.json")
 # Part of the checksum of a corpus of other formats: other readers give other records.
-_READERS = 2
+_READERS = 3
 # Rows and bytes that are read at a time.
 _PARQUET_ROWS, _PARQUET_BYTES = 1024, 64 * 1024 * 1024
 _COLUMNS = list(FIELDS)
@@ -197,7 +197,8 @@ def has_corpus_fields(file: Path, reading: Reading) -> bool:
             names = pq.read_schema(file).names
         else:
             with open_lines(file) as lines:
-                first = json.loads(lines.readline(limits.MAX_RECORD_BYTES).decode("utf-8-sig"))
+                read = iter(lambda: lines.readline(limits.MAX_RECORD_BYTES), b"")
+                first = json.loads(next(filter(bytes.strip, read), b"").decode("utf-8-sig"))
             names = list(first) if isinstance(first, dict) else []
     except (*READ_ERRORS, RecursionError):
         return True  # whose reader says what is wrong

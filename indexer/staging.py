@@ -261,8 +261,15 @@ def read_chunks(
     ignored: Counter[str] = Counter()
     max_chars = max_text_chars(chunked=chunker is not None)
     records = read_corpus(files, max_chars, ignored, reading, _Reports().say)
+    broken: list[str] = []
     for location, record in records:
+        if isinstance(record, Reject) and not location.line:  # one reject, but a file of documents
+            broken.append(f"{location} {record.reason}")
         yield location, split_record(record, chunker)
+    if broken:
+        more = f"; and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
+        message = "files whose documents are missing, all or those after the fault: %s%s"
+        _log.warning(message, "; ".join(broken[:_NAMED]), more)
     _warn("fields that are not read: put what filters or readers need into metadata", ignored)
 
 

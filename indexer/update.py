@@ -89,9 +89,11 @@ def update(
     # What was written into Milvus joins its base.
     other_components |= base.store == "milvus" and bool(base.segments)
     other_fusion = options.full_text and base.fusion != options.fusion
-    if not (changes.add or changes.delete or other_components or other_fusion):
+    other_index = changes.encode_all or not _same_index(base, options)
+    other = other_components or other_fusion or other_index
+    if not (changes.add or changes.delete or other):
         message = "the update has no changes: use --add, --delete, --terms, --lexical-weight, "
-        message += "--full-text, --token-vectors or --store"
+        message += "--full-text, --token-vectors, --factory, --encode-all or --store"
         raise CorpusError(message, code="no_changes")
     check_encoding(base, document_encoder.spec, options, encode_all=changes.encode_all)
     if options.chunking not in (None, base.chunking):
@@ -115,9 +117,9 @@ def update(
                 "in total are not (--missing-ok ignores them)"
             )
             raise CorpusError(message, code="unknown_id", path=path, id=id_, count=count)
-        if not (additions or other_components or other_fusion):
+        if not (additions or other):
             return None
-        anew = other_components or changes.encode_all or not _same_index(base, options)
+        anew = other_components or other_index or base.store == "milvus" or bool(options.queries)
         if anew or _is_large(state, additions):
             verify_version(index.version(base.version), index.stores)
             try:
@@ -166,13 +168,9 @@ def _is_large(state: IndexState, additions: Additions) -> bool:
 
 
 def _same_index(base: IndexManifest, options: BuildOptions) -> bool:
-    """Returns whether a version has its vectors where and how the options ask for them."""
-    return (
-        base.store == options.store == "faiss"
-        and options.factory in (None, base.factory)
-        and options.recall in (None, base.recall.target)
-        and not options.queries
-    )
+    """Returns whether a version has the index type and the recall that the options ask for."""
+    same_recall = options.recall in (None, base.recall.target)
+    return options.factory in (None, base.factory) and same_recall
 
 
 def same_components(base: IndexManifest, options: BuildOptions) -> bool:

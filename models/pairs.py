@@ -16,7 +16,7 @@ from core.choices import DEFAULT_PAIR as DEFAULT_PAIR
 from core.choices import DEFAULT_PAIRS
 from core.encoders import EncoderSpec, Pair, Role
 from core.errors import PairError
-from core.files import read_small, write_text
+from core.files import read_small, relative_path, write_text
 
 REGISTRY = Path(__file__).parent / "registry"
 PAIR = "pair.toml"
@@ -114,6 +114,6 @@ def write_pair(pair: Pair, path: Path) -> None:
             local = pair.folder / fields[key]
             # An adapter that is not a local folder is a name on the Hugging Face Hub.
             if key != "adapter" or local.is_dir():
-                fields[key] = Path(os.path.relpath(local, path.parent)).as_posix()
+                fields[key] = relative_path(local, path.parent).as_posix()
         table[spec.role] = fields
     write_text(path, tomli_w.dumps(table))

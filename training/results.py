@@ -1,6 +1,5 @@
 """Output files of stages and runs; `training.run` describes the layout."""
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from core.encoders import Pair
-from core.files import remove_temporary, write_text
+from core.files import relative_path, remove_temporary, write_text
 from core.provenance import environment
 from core.records import write_json
 from models.pairs import load_pair, write_pair
@@ -88,7 +87,7 @@ def write_result(
     def place(path: Path) -> Path:
         # `partial` is renamed to `folder`; a base model may be in another folder.
         inside = path.is_relative_to(partial)
-        return Path(os.path.relpath(folder / path.relative_to(partial) if inside else path, out))
+        return relative_path(folder / path.relative_to(partial) if inside else path, out)
 
     files = stage.files(context)
     result = {
@@ -115,7 +114,7 @@ def write_run(recipe: Recipe, seed: int, folders: Mapping[str, Path], folder: Pa
     for name, stage in folders.items():
         result = read_json(stage / RESULT)
         stages[name] = {
-            "folder": os.path.relpath(stage, folder),
+            "folder": str(relative_path(stage, folder)),
             "seconds": result["seconds"],
             "counts": result["counts"],
             "last": last_measures(stage),

@@ -57,6 +57,11 @@ def known_text(columns: Sequence[str]) -> str | None:
     return _known(columns, _TEXTS)
 
 
+def known_id(columns: Sequence[str]) -> str | None:
+    """Returns the column that has the name of an id, if there is one."""
+    return _known(columns, _IDS)
+
+
 def guess_fields(
     given: FieldNames, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]
 ) -> FieldNames | None:
@@ -69,7 +74,7 @@ def guess_fields(
     if text is None:
         return None
     free = [name for name in free if name != text]
-    id_ = given.id or _known(free, _IDS)
+    id_ = given.id or known_id(free)
     if id_ and not given.id and not _is_key(id_, rows):
         id_ = None
     title = given.title or _known([name for name in free if name != id_], _TITLES)

@@ -14,7 +14,7 @@ from typing import Any
 from core.records import parse_json
 from indexer import limits
 from indexer.readers.archives import unzipped
-from indexer.readers.fields import FieldNames, guess_fields
+from indexer.readers.fields import FieldNames, guess_fields, known_id
 from indexer.readers.office import check_package
 from indexer.readers.source import Item, Report, Source, UnreadableError
 from indexer.readers.text import detect, open_text, shown
@@ -119,9 +119,10 @@ def read_excel(source: Source) -> Iterator[Item]:
         first = list(islice(rows, 10))
         if not first:
             continue
-        # A line above the header, such as a merged title, fills fewer cells than the header.
+        # A line above the header, such as a merged title, fills few cells; rows can fill more than
+        # the header, by notes beside a table.
         filled = [sum(value not in (None, "") for value in values) for _, values in first]
-        at = filled.index(max(filled))
+        at = next(row for row, count in enumerate(filled) if count > max(filled) / 2)
         columns = _column_names([_text(value) for value in first[at][1]])
         found = True
         label = f"sheet {sheet.title}" if len(book.worksheets) > 1 else ""
@@ -286,6 +287,7 @@ def _table_items(
         )
     known = {*given.named, "_id", "id", "title", "text", None}
     guessed = not {fields.id, fields.title, fields.text} <= known
+    guessed |= fields.id is None and known_id(columns) is not None  # it has no ids in some rows
     source.report(
         Report(report.name, report.format, report.encoding, fields, guessed, report.sheet)
     )
@@ -294,6 +296,11 @@ def _table_items(
             yield number, row
             continue
         try:
+            if given.metadata is None:  # objects may have more fields than the first ones
+                others = (
+                    name for name in row if name not in (fields.id, fields.title, fields.text)
+                )
+                fields = replace(fields, metadata=tuple(others))
             yield number, _record(row, fields, f"{source.name}#{prefix}{number}", extra or {})
         except ValueError as error:  # of a value that JSON does not have
             yield number, str(error)

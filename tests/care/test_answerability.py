@@ -104,3 +104,16 @@ def test_samples_need_judgements_and_vectors_by_row(
 
 def test_the_folder_of_the_result_must_exist(arguments: list[str], tmp_path: Path) -> None:
     assert main([*arguments, "--out", str(tmp_path / "none" / "pair.toml")]) == 2
+
+
+def test_files_of_one_name_are_measured_apart(
+    arguments: list[str], tmp_path: Path, pair_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other" / "queries.jsonl"
+    other.parent.mkdir()
+    (tmp_path / "other.jsonl").rename(other)
+    command = [str(other) if part.endswith("other.jsonl") else part for part in arguments]
+    out = str(tmp_path / "calibrated.toml")
+    made = run(capsys, *command, "--pair", str(pair_file), "--out", out)
+    counts = {each["name"]: each["queries"] for each in made["shares"]}
+    assert counts == {str(tmp_path / "queries.jsonl"): 60, str(other): 101}

@@ -314,3 +314,22 @@ def test_the_defaults_are_those_of_a_build() -> None:
     decided_later = {"store", "backend", "dtype", "batch_size", "threads", "full_text"}
     for name in shared - decided_later - {"executor"}:
         assert getattr(chosen, name) == getattr(build, name), name
+
+
+def test_what_an_update_asks_of_the_index_is_done_without_other_documents(
+    options: care.IndexOptions,
+) -> None:
+    records = make_records(40)
+    care.build_index("test", records, options)
+    same = records[:1]
+    graph = care.update_index("test", add=same, options=options, factory="HNSW8")
+    assert (graph.built, graph.manifest.factory) == (True, "HNSW8")
+    assert not care.update_index("test", add=same, options=options, factory="HNSW8").built
+    flat = care.update_index("test", options=options, factory="Flat")
+    assert flat.manifest.factory == "Flat"
+    asked: list[dict[str, Any]] = [{"add": same}, {"lexical_weight": 0.3}, {}]
+    for more in asked:
+        again = care.update_index("test", options=options, encode_all=True, **more)
+        assert again.encoded
+        assert again.encoded.summary.new_texts == 40
+    assert again.manifest.fusion == {"lexical": 0.3}

@@ -89,6 +89,13 @@ def test_a_folder_is_not_replaced_by_a_file(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a file"):
+        write_text(tmp_path / "pipe", "text")
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_text_is_written_as_utf8(tmp_path: Path) -> None:
     write_text(tmp_path / "f", "血压\n")
     assert (tmp_path / "f").read_bytes() == "血压\n".encode()

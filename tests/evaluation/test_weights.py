@@ -85,3 +85,12 @@ def test_too_few_judged_queries_give_no_suggestion() -> None:
     assert suggest_min_score(qrels, run) is None
     assert suggest_min_score(*judged(19)) is None
     assert suggest_min_score({q: {"good": 0} for q in qrels}, run) is None
+
+
+def test_excluded_hits_do_not_count_for_a_threshold() -> None:
+    qrels, run = judged(20)
+    before = suggest_min_score(qrels, run)
+    for query in qrels:
+        qrels[query]["excluded"] = -1
+        run[query]["excluded"] = 0.95
+    assert suggest_min_score(qrels, run) == before

@@ -209,3 +209,17 @@ def test_texts_may_be_longer_if_they_are_split_into_chunks(corpus: Path) -> None
     with raises(CorpusError, "too_many_rejects", rejected=1):
         run(corpus)
     assert run(corpus, chunk_tokens=200).chunks == 501
+
+
+def test_files_whose_documents_are_missing_are_named_in_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, broken = tmp_path / "whole.csv", tmp_path / "broken.csv"
+    whole.write_text("id,text\n1,头痛的人应多休息\n2,\n", encoding="utf-8")
+    broken.write_text('id,text\n3,发热的人应多喝水\n4,"腹泻的人\n', encoding="utf-8")
+    assert [place.line for place, _ in read_chunks([whole], None)] == [2, 3]
+    assert not caplog.messages
+    assert len(list(read_chunks([broken, whole], None))) == 3
+    (message,) = caplog.messages
+    assert str(broken) in message
+    assert str(whole) not in message

@@ -232,6 +232,18 @@ def test_a_written_pair_round_trips(tmp_path: Path) -> None:
         (tmp_path / "lora").mkdir(exist_ok=True)
 
 
+def test_a_pair_is_written_to_and_read_from_folders_behind_links(tmp_path: Path) -> None:
+    folders = [tmp_path / "weights" / "of pairs", tmp_path / "配对" / "deep" / "er"]
+    links = [tmp_path / name for name in ("from", "to")]
+    for link, folder in zip(links, folders, strict=True):
+        folder.mkdir(parents=True)
+        link.symlink_to(folder, target_is_directory=True)
+    (folders[0] / "m.onnx").touch()
+    write_pair(load_pair(write(links[0], PAIR)), links[1] / "my.toml")
+    pair = load_pair(str(links[1] / "my.toml"))
+    assert (pair.folder / pair.query.weights).samefile(folders[0] / "m.onnx")
+
+
 def test_a_byte_order_mark_is_no_part_of_a_pair(tmp_path: Path) -> None:
     path = tmp_path / "pair.toml"
     write_pair(load_pair("care-mini"), path)

@@ -71,7 +71,7 @@ def command(tmp_path: Path) -> list[str]:
     return ["evaluate", "--index", "x", "--queries", str(queries), "--qrels", str(qrels)]
 
 
-@pytest.mark.parametrize("output", ["none/scores.json", "."])
+@pytest.mark.parametrize("output", ["none/scores.json", ".", "/dev/null"])
 def test_an_output_that_cannot_be_written_is_wrong_usage(
     command: list[str], output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,5 +225,11 @@ def test_pairs_and_runs_are_compared_on_the_only_index(
 
     assert main([*command, "--pair", str(other)]) == 1
     assert error_code(capsys.readouterr().err) == "duplicate_system"
+    # Its row would replace that of the mode, and its run the saved one.
+    for name in ("dense", "bm25"):
+        taken = tmp_path / f"{name}.toml"
+        write_pair(make_pair(name=name, folder=other.parent, **sides), taken)
+        assert main([*command, "--pair", str(taken)]) == 1
+        assert error_code(capsys.readouterr().err) == "duplicate_system"
     assert main([*command, "--pair", "none"]) == 1
     assert error_code(capsys.readouterr().err) == "unknown_pair"

@@ -257,3 +257,36 @@ def test_a_data_set_on_disk_is_read(tmp_path: Path) -> None:
     for name in ("dataset_info.json", "state.json", "../dataset_dict.json"):
         (folder / name).write_text('{"splits": ["train"]}')
     assert read(tmp_path / "set").documents == DOCUMENTS
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_fields_that_the_first_records_lack_become_metadata(tmp_path: Path, name: str) -> None:
+    records = [{"内容": f"头痛的人应多休息 {n}"} for n in range(250)] + [RECORDS[0]]
+    path = tmp_path / name
+    path.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    metadata = {"编号": "a1", "标题": "高血压", "科室": "心血管科"}
+    assert read(path).documents[-1].metadata == metadata
+    named = FieldNames(text="内容", metadata=())
+    assert read(path, named).documents[-1].metadata == {}
+
+
+def test_ids_that_are_not_used_are_said(tmp_path: Path) -> None:
+    rows = [("id", "title", "text"), ("1", "一", "甲"), ("", "二", "乙")]
+    path = write_csv(tmp_path / "a.csv", rows)
+    found = read(path)
+    assert found.ids == ["a.csv#2", "a.csv#3"]
+    assert found.reports[0].guessed
+    assert not read(write_csv(path, rows[:2])).reports[0].guessed
+    assert not read(write_csv(path, [row[1:] for row in rows])).reports[0].guessed
+
+
+def test_jsonl_may_begin_with_an_empty_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n \n" + "\n".join(map(json.dumps, RECORDS)), encoding="utf-8")
+    assert read(path).documents == DOCUMENTS
+
+
+def test_a_note_beside_a_table_does_not_make_its_row_the_header(tmp_path: Path) -> None:
+    rows = [["常见问题"], COLUMNS, ROWS[0], [*ROWS[1], "已复核", "王"]]
+    path = write_excel(tmp_path / "a.xlsx", Sheet=rows)
+    assert read(path).documents == DOCUMENTS
