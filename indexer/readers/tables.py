@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from itertools import chain, islice
+from statistics import median
 from typing import Any
 
 from core.records import parse_json
@@ -119,10 +120,11 @@ def read_excel(source: Source) -> Iterator[Item]:
         first = list(islice(rows, 10))
         if not first:
             continue
-        # A line above the header, such as a merged title, fills few cells; rows can fill more than
-        # the header, by notes beside a table.
+        # A line above the header, such as a merged title, fills fewer cells than most rows; a row
+        # with a note beside the table fills more than the header.
         filled = [sum(value not in (None, "") for value in values) for _, values in first]
-        at = next(row for row, count in enumerate(filled) if count > max(filled) / 2)
+        most, usual = max(filled), median(filled)
+        at = next(i for i, count in enumerate(filled) if count >= usual and count > most / 2)
         columns = _column_names([_text(value) for value in first[at][1]])
         found = True
         label = f"sheet {sheet.title}" if len(book.worksheets) > 1 else ""

@@ -286,7 +286,10 @@ def test_jsonl_may_begin_with_an_empty_line(tmp_path: Path) -> None:
     assert read(path).documents == DOCUMENTS
 
 
-def test_a_note_beside_a_table_does_not_make_its_row_the_header(tmp_path: Path) -> None:
-    rows = [["常见问题"], COLUMNS, ROWS[0], [*ROWS[1], "已复核", "王"]]
+@pytest.mark.parametrize("title", [["常见问题"], ["常见问题", "2023年", "第一版"]])
+def test_a_note_beside_a_table_does_not_make_its_row_the_header(
+    tmp_path: Path, title: list[str]
+) -> None:
+    rows = [title, COLUMNS, ROWS[0], [*ROWS[1], "已复核", "王"]]
     path = write_excel(tmp_path / "a.xlsx", Sheet=rows)
     assert read(path).documents == DOCUMENTS
