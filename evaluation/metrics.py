@@ -71,7 +71,7 @@ def score_queries(measure: Measure, qrels: Qrels, run: Run) -> dict[str, float]:
 def without_excluded(qrels: Qrels, run: Run) -> Run:
     """Returns a run without the documents of the grade `EXCLUDED`."""
     excluded = {
-        query: {id_ for id_, grade in grades.items() if grade < 0}
+        query: {id_ for id_, grade in grades.items() if grade == EXCLUDED}
         for query, grades in qrels.items()
     }
     if not any(excluded.values()):

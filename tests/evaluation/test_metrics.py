@@ -60,6 +60,9 @@ def test_excluded_documents_are_removed_from_the_hits_of_their_query() -> None:
     assert values["nDCG@10"] == pytest.approx((1 + 1 / math.log2(3)) / 2)
     assert values["MRR@10"] == 0.75
     assert score_queries(MAP, qrels, run) == {"q1": 1, "q2": 0.5}
+    # As in trec_eval, those of other negative grades, TREC's -2, are hits that are not relevant.
+    qrels["q1"]["x"] = -2
+    assert score_queries(MAP, qrels, run) == {"q1": 0.5, "q2": 0.5}
 
 
 def test_recall_counts_only_the_first_hits() -> None:

@@ -255,7 +255,8 @@ def reranker(
 
 
 def with_server(serve: Serve, url: str, **changes: Any) -> TestClient:
-    return serve(rerank_url=SecretStr(url), **changes)
+    # A busy machine takes longer than the default of a second.
+    return serve(rerank_url=SecretStr(url), **{"rerank_timeout_ms": 10_000, **changes})
 
 
 def texts(answer: dict[str, Any]) -> list[int]:
